@@ -1,0 +1,1 @@
+"""KV between address spaces: knows bytes, tokens and blocks, not models."""

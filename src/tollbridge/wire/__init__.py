@@ -1,0 +1,1 @@
+"""Messages between processes: versioned `msgspec` structs and the SSE framing. No I/O."""

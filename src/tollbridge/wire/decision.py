@@ -1,0 +1,48 @@
+"""The decision about one request and what then really happened: header, `/decisions`, logs and dashboard share it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tollbridge.wire.params import WorkerReport
+
+Choice = Literal["local", "split"]
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where one request runs, and why. `terms` holds every figure that went into it, by name with its unit."""
+
+    id: str  # request id, also the client's x-request-id
+    policy: str  # the rule that decided: "local", "split", "adaptive", ...
+    choice: Choice
+    decode: str  # worker name; for a local request the one that does both
+    prefill: str | None = None  # worker name, None for local
+    reason: str  # a short code, a metric label: "forced", "policy", "no_ready_prefill", ...
+    why: str  # one sentence for a person
+    transfer_id: str | None = None
+    terms: dict[str, float] = {}
+
+
+class Happened(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What really happened to one request; filled in as it goes."""
+
+    status: Literal["running", "ok", "error", "cancelled"] = "running"
+    http_status: int = 0
+    error: str = ""
+    ttft_s: float | None = None
+    total_s: float | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    split_verified: bool | None = None  # split only: decode really loaded the KV that it lacked
+    prefill_report: WorkerReport | None = None
+    decode_report: WorkerReport | None = None
+
+
+class DecisionRecord(msgspec.Struct, kw_only=True):
+    """One entry of `/decisions/{id}`."""
+
+    at: float  # Unix seconds
+    decision: Decision
+    happened: Happened
