@@ -1,0 +1,95 @@
+"""What the cluster file may say, with its defaults. One file serves local processes and Kubernetes alike."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+
+class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of the cluster file."""
+
+
+class RouterConfig(_Section, frozen=True, kw_only=True):
+    host: str = "127.0.0.1"
+    port: int = 8000
+    policy: str = "adaptive"
+    on_no_prefill: Literal["local", "fail"] = "local"
+    allow_override: Literal["never", "loopback", "always"] = "loopback"  # who may force a path by header
+    api_keys: list[str] | None = None
+    tls: dict[str, str] | None = None
+    max_body_mib: int = 4
+    max_concurrent: int = 1024  # requests in flight; beyond: 429 with Retry-After
+    first_byte_timeout_s: float = 600.0  # deadline for a worker's first response byte
+    idle_timeout_s: float = 120.0  # deadline between two chunks of a stream
+
+
+class SloConfig(_Section, frozen=True, kw_only=True):
+    ttft_s: float = 2.0
+    tpot_s: float = 0.1
+    itl_p99_s: float = 0.2
+
+
+class SecretConfig(_Section, frozen=True, kw_only=True):
+    env: str | None = "TOLLBRIDGE_SECRET"
+    file: str | None = None
+
+
+class TransferConfig(_Section, frozen=True, kw_only=True):
+    media: Literal["auto", "tcp", "loopback"] = "auto"
+    streams: Literal["auto"] | int = "auto"
+    ring_mib: Literal["auto"] | int = "auto"
+    codec: Literal["none"] = "none"
+    bandwidth_cap: int | None = None  # bytes per second
+    tls: dict[str, str] | None = None
+
+
+class EngineConfig(_Section, frozen=True, kw_only=True):
+    block_size: int = 16  # tokens
+    max_num_batched_tokens: int = 512  # token budget of a step: decodes first, then prefill chunks
+    max_num_seqs: int = 64
+    kv_cache_mib: int = 512
+    max_model_len: int | None = None  # None: the model's own, capped by the cache
+    device: str = "cpu"
+    threads: int | None = None  # torch threads; None: the number of pinned cores
+
+
+class WorkerConfig(_Section, frozen=True, kw_only=True):
+    name: str
+    prefer: Literal["prefill", "decode", "any"] = "any"  # a hint; the role is per request
+    engine: Literal["embedded", "vllm"] = "embedded"
+    url: str = "http://127.0.0.1:0"
+    kv: str = "127.0.0.1:0"  # host:port of the KV listener
+    events: str | None = "tcp://127.0.0.1:0"
+    host: str = "localhost"  # the machine, as `links` names it
+    cores: list[int] | None = None
+
+
+class LinkConfig(_Section, frozen=True, kw_only=True, rename={"from_host": "from", "to_host": "to"}):
+    from_host: str
+    to_host: str
+    goodput_bytes_per_s: float | None = None
+
+
+def _default_workers() -> list[WorkerConfig]:
+    return [
+        WorkerConfig(name="p0", prefer="prefill", host="node-a", cores=[0]),
+        WorkerConfig(name="d0", prefer="decode", host="node-a", cores=[1]),
+    ]
+
+
+class ClusterConfig(_Section, frozen=True, kw_only=True):
+    """The whole file."""
+
+    model: str = "smollm2"  # or a folder, or a hub id
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    router: RouterConfig = RouterConfig()
+    slo: SloConfig = SloConfig()
+    secret: SecretConfig = SecretConfig()
+    transfer: TransferConfig = TransferConfig()
+    workers: list[WorkerConfig] = msgspec.field(default_factory=_default_workers)
+    engine: EngineConfig = EngineConfig()
+    links: list[LinkConfig] = []
+    calibration: str | None = None
+    discovery: Literal["static", "dns", "kubernetes"] = "static"

@@ -1,0 +1,144 @@
+"""The contract between the embedded engine and the HTTP door in front of it. No torch here.
+
+The engine runs its loop `schedule -> run -> postprocess` in one thread of its own. `submit` and `abort` may be called
+from any thread. Outputs reach the caller through the request's `sink`, which the engine thread calls after each step
+that produced something for it; the sink must be cheap and must not raise (the door hands over to its event loop).
+Each request gets exactly one output with `finish_reason` set, and nothing afterwards, also when aborted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from tollbridge.wire.events import KVEvent
+from tollbridge.wire.params import TransferParams, WorkerReport
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to draw tokens. A draw depends on `seed` and the token's position only, never on the batch around it."""
+
+    max_tokens: int
+    temperature: float = 1.0  # 0: greedy
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    seed: int | None = None  # None: the engine draws one
+    stop: tuple[str, ...] = ()  # stop strings, excluded from the output
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutput:
+    """What one step added to one request."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()  # new tokens
+    text: str = ""  # new text: whole characters only, held back while a stop string may be starting
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop string or token id that ended it, as vLLM reports it
+    error: str = ""  # one sentence when finish_reason is "error"
+    report: WorkerReport | None = None  # with the finish
+
+
+Sink = Callable[[StepOutput], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineRequest:
+    """One prompt to continue. `transfer` gives this worker a role in a split; None serves it locally."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingParams
+    sink: Sink
+    transfer: TransferParams | None = None
+    cache_salt: str | None = None
+    arrival_s: float = 0.0  # monotonic seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineStatistics:
+    """Gauges of now, and counters since start (`*_total`)."""
+
+    num_running: int = 0
+    num_waiting: int = 0  # waiting for capacity
+    num_parked: int = 0  # waiting for KV from another worker
+    num_blocks: int = 0
+    num_free_blocks: int = 0  # free, or cached and evictable
+    num_pinned_blocks: int = 0  # held for an unfinished send after their request ended
+    waiting_prefill_tokens: int = 0  # prompt tokens that still have to be computed
+    steps_total: int = 0
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    prompt_tokens_by_source: dict[str, int] = field(
+        default_factory=dict
+    )  # local_compute, local_cache_hit, external_kv_transfer
+    prefix_cache_queries_total: int = 0  # in tokens, as vLLM counts
+    prefix_cache_hits_total: int = 0
+    preemptions_total: int = 0
+    kv_recomputed_tokens_total: int = 0  # tokens recomputed because a load failed
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelInfo:
+    """What the door needs to know of the loaded model."""
+
+    name: str
+    max_model_len: int  # tokens
+    vocab_size: int  # ids at or above are refused
+    dtype: str
+    block_size: int
+    num_blocks: int
+    kv_bytes_per_token: int  # all layers, K and V
+    eos_token_ids: tuple[int, ...]
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back; safe to call from several threads."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: list[int]) -> str: ...
+
+    def apply_chat_template(
+        self, messages: list[dict[str, object]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Return the prompt's token ids; RequestError when the template refuses the messages."""
+        ...
+
+
+class Engine(Protocol):
+    """The seam: the door knows only this."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def submit(self, request: EngineRequest) -> None:
+        """Queue a request; RequestError or ContextLengthError when it can never run."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request with finish_reason "abort" at the next step; unknown or ended ids are ignored."""
+        ...
+
+    def take_events(self) -> list[KVEvent]:
+        """Return the KV cache events since the last call (any thread)."""
+        ...
+
+    def statistics(self) -> EngineStatistics: ...
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant of pool, prefix cache or scheduler is broken."""
+        ...
+
+    def shutdown(self) -> None:
+        """Abort everything, stop and join the thread."""
+        ...

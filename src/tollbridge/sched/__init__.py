@@ -1,0 +1,1 @@
+"""Continuous batching: admission, chunking, preemption. Pure."""

@@ -1,0 +1,1 @@
+"""The embedded engine's HTTP door: the same API and metric names as vLLM."""
