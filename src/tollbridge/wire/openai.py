@@ -1,5 +1,6 @@
 """The OpenAI-compatible HTTP bodies, as structs. Field names and meanings are OpenAI's and vLLM's.
 
+A field typed `X | UnsetType` is left out of the JSON while unset, where vLLM leaves it out; the others are null.
 Unknown request fields are kept out of the structs on purpose: the worker door checks the raw keys against
 `msgspec.structs.fields` and refuses an unsupported parameter by name (never ignores it).
 """
@@ -9,6 +10,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
+
+from tollbridge.errors import TollbridgeError
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,3 +91,99 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[ModelCard]
     object: Literal["list"] = "list"
+
+
+class _Choice(msgspec.Struct, frozen=True, kw_only=True):
+    index: int = 0
+    logprobs: None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None  # vLLM extension: the stop string or token id that ended it
+    token_ids: list[int] | UnsetType = UNSET  # with `return_token_ids`
+
+
+class CompletionChoice(_Choice, frozen=True, kw_only=True):
+    """Of a completion, whole or chunk: a chunk's `text` and `token_ids` are the new ones."""
+
+    text: str
+    prompt_token_ids: list[int] | UnsetType = UNSET  # with `return_token_ids`; of a stream, in the first chunk
+
+
+class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
+    content: str
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+
+
+class ChatChoice(_Choice, frozen=True, kw_only=True):
+    message: ChatMessage
+
+
+class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
+    content: str
+    role: Literal["assistant"] | UnsetType = UNSET  # in the first chunk
+
+
+class ChatChunkChoice(_Choice, frozen=True, kw_only=True):
+    delta: ChatDelta
+
+
+class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    created: int  # Unix seconds
+    model: str
+    usage: Usage | UnsetType = UNSET  # of a stream: in the last chunk, or in each with `continuous_usage_stats`
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET  # `{"tollbridge": WorkerReport}`, for the router only
+
+
+class Completion(_Answer, frozen=True, kw_only=True):
+    """The answer to `POST /v1/completions`; OpenAI gives a chunk of its stream the same shape."""
+
+    choices: list[CompletionChoice]
+    object: Literal["text_completion"] = "text_completion"
+
+
+class ChatCompletion(_Answer, frozen=True, kw_only=True):
+    choices: list[ChatChoice]
+    object: Literal["chat.completion"] = "chat.completion"
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletionChunk(_Answer, frozen=True, kw_only=True):
+    choices: list[ChatChunkChoice]
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /tokenize`, vLLM's: text, or the messages of a chat."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True  # of a prompt
+    add_generation_prompt: bool = True  # of messages
+
+
+class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: None = None
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /detokenize`, vLLM's."""
+
+    tokens: list[int]
+    model: str | None = None
+
+
+class DetokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
+    prompt: str
+
+
+def error_body(error: TollbridgeError) -> ErrorBody:
+    """Return the body that tells a client of `error`; `code` is the HTTP status, as in vLLM."""
+    return ErrorBody(
+        error=ErrorInfo(message=error.message, type=error.error_type, param=error.param, code=error.status)
+    )
