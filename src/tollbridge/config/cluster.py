@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
+
+Port = Annotated[int, Meta(ge=0, le=65535)]  # 0: choose one
+Count = Annotated[int, Meta(ge=1)]
+Positive = Annotated[float, Meta(gt=0)]
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -13,22 +18,22 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 class RouterConfig(_Section, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
-    port: int = 8000
-    policy: str = "adaptive"
+    port: Port = 8000
+    policy: str = "local"  # "adaptive" becomes the default once the cost model exists
     on_no_prefill: Literal["local", "fail"] = "local"
     allow_override: Literal["never", "loopback", "always"] = "loopback"  # who may force a path by header
     api_keys: list[str] | None = None
     tls: dict[str, str] | None = None
-    max_body_mib: int = 4
-    max_concurrent: int = 1024  # requests in flight; beyond: 429 with Retry-After
-    first_byte_timeout_s: float = 600.0  # deadline for a worker's first response byte
-    idle_timeout_s: float = 120.0  # deadline between two chunks of a stream
+    max_body_mib: Count = 4
+    max_concurrent: Count = 1024  # requests in flight; beyond: 429 with Retry-After
+    first_byte_timeout_s: Positive = 600.0  # deadline for a worker's first response byte
+    idle_timeout_s: Positive = 120.0  # deadline between two chunks of a stream
 
 
 class SloConfig(_Section, frozen=True, kw_only=True):
-    ttft_s: float = 2.0
-    tpot_s: float = 0.1
-    itl_p99_s: float = 0.2
+    ttft_s: Positive = 2.0
+    tpot_s: Positive = 0.1
+    itl_p99_s: Positive = 0.2
 
 
 class SecretConfig(_Section, frozen=True, kw_only=True):
@@ -38,21 +43,21 @@ class SecretConfig(_Section, frozen=True, kw_only=True):
 
 class TransferConfig(_Section, frozen=True, kw_only=True):
     media: Literal["auto", "tcp", "loopback"] = "auto"
-    streams: Literal["auto"] | int = "auto"
-    ring_mib: Literal["auto"] | int = "auto"
+    streams: Literal["auto"] | Count = "auto"
+    ring_mib: Literal["auto"] | Count = "auto"
     codec: Literal["none"] = "none"
-    bandwidth_cap: int | None = None  # bytes per second
+    bandwidth_cap: Count | None = None  # bytes per second
     tls: dict[str, str] | None = None
 
 
 class EngineConfig(_Section, frozen=True, kw_only=True):
-    block_size: int = 16  # tokens
-    max_num_batched_tokens: int = 512  # token budget of a step: decodes first, then prefill chunks
-    max_num_seqs: int = 64
-    kv_cache_mib: int = 512
-    max_model_len: int | None = None  # None: the model's own, capped by the cache
+    block_size: Count = 16  # tokens
+    max_num_batched_tokens: Count = 512  # token budget of a step: decodes first, then prefill chunks
+    max_num_seqs: Count = 64
+    kv_cache_mib: Count = 512
+    max_model_len: Count | None = None  # None: the model's own, capped by the cache
     device: str = "cpu"
-    threads: int | None = None  # torch threads; None: the number of pinned cores
+    threads: Count | None = None  # torch threads; None: the number of pinned cores
 
 
 class WorkerConfig(_Section, frozen=True, kw_only=True):
@@ -63,13 +68,13 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     kv: str = "127.0.0.1:0"  # host:port of the KV listener
     events: str | None = "tcp://127.0.0.1:0"
     host: str = "localhost"  # the machine, as `links` names it
-    cores: list[int] | None = None
+    cores: list[Annotated[int, Meta(ge=0)]] | None = None  # None: not pinned
 
 
 class LinkConfig(_Section, frozen=True, kw_only=True, rename={"from_host": "from", "to_host": "to"}):
     from_host: str
     to_host: str
-    goodput_bytes_per_s: float | None = None
+    goodput_bytes_per_s: Positive | None = None
 
 
 def _default_workers() -> list[WorkerConfig]:
