@@ -85,7 +85,7 @@ async def test_stop_insists_on_a_child_that_ignores_sigterm(start: Start) -> Non
     child = await start("signal.signal(signal.SIGTERM, signal.SIG_IGN); ready(); [signal.pause() for _ in range(9)]")
     await child.wait_ready(LONG_S)
     assert await child.stop(grace_s=0.05) == -signal.SIGKILL
-    assert child.death().message.startswith("w was ended by SIGKILL")
+    assert child.death().message.startswith("w was ended by signal 9 (Killed)")
 
 
 async def test_never_ready(start: Start) -> None:

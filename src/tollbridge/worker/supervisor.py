@@ -8,8 +8,8 @@ stdout carries the ready line (wire/ready.py) and is otherwise treated like stde
 sentence about a crash, and each line is offered to `on_line`. Both pipes are always drained, or a child would block.
 
 asyncio's own `Process.wait` returns only when the pipes are closed, which a grandchild may hold open for ever, and has
-reaped the child by then. Here a pidfd tells of the end while the child is still a zombie: its group's number stays taken
-until we reap it, so the SIGKILL for what is left of the group cannot hit a stranger.
+reaped the child by then. Here a pidfd tells of the end while the child is still a zombie: its group's number stays
+taken until we reap it, so the SIGKILL for what is left of the group cannot hit a stranger.
 """
 
 from __future__ import annotations
@@ -219,11 +219,11 @@ def maybe_ready(line: str) -> Ready | None:
 
 async def _wait_pidfd(pid: int) -> None:
     loop = asyncio.get_running_loop()
-    ended: asyncio.Future[None] = loop.create_future()
+    ended = asyncio.Event()
     descriptor = os.pidfd_open(pid)
-    loop.add_reader(descriptor, ended.cancel)
+    loop.add_reader(descriptor, ended.set)
     try:
-        await asyncio.wait([ended])
+        await ended.wait()
     finally:
         loop.remove_reader(descriptor)
         os.close(descriptor)
@@ -233,7 +233,7 @@ def _ending(returncode: int | None) -> str:
     if returncode is None:
         return "is running"
     if returncode < 0:
-        return f"was ended by {signal.Signals(-returncode).name}"
+        return f"was ended by signal {-returncode} ({signal.strsignal(-returncode)})"
     return f"ended with exit code {returncode}"
 
 
