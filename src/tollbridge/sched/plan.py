@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceChunk:
-    """Tokens [first_token, first_token + len(token_ids)) of one sequence; the KV of all earlier ones is in the cache."""
+    """Tokens [first_token, first_token + len(token_ids)) of one sequence; the KV of all earlier is cached."""
 
     request_id: str
     token_ids: Sequence[int]

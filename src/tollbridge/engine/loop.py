@@ -1,0 +1,219 @@
+"""The engine's loop body: `schedule -> run -> postprocess`. One thread calls it; another may look on under the lock.
+
+The lock is held while requests, blocks or transfers change hands, and not while the model runs or sinks are called. So
+`statistics` waits for microseconds, never for a forward pass, and a sink may call the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Sequence
+
+from tollbridge.clock import Clock
+from tollbridge.config.cluster import EngineConfig
+from tollbridge.engine.base import EngineStatistics, ModelInfo, Sink, StepOutput
+from tollbridge.engine.counters import Counters
+from tollbridge.engine.ports import Runner, Sampler
+from tollbridge.engine.requests import LiveRequest
+from tollbridge.engine.transfers import TransferDesk
+from tollbridge.kv.pool import BlockPool
+from tollbridge.sched.plan import StepPlan
+from tollbridge.sched.scheduler import Schedule, Scheduler
+from tollbridge.wire.events import KVEvent
+
+logger = logging.getLogger(__name__)
+
+Command = LiveRequest | str  # a new request, or the id of one to abort
+Delivery = tuple[Sink, StepOutput]
+
+
+class EngineLoop:
+    """Live requests with the scheduler, the transfers and the model that serve them."""
+
+    def __init__(
+        self,
+        *,
+        info: ModelInfo,
+        config: EngineConfig,
+        runner: Runner,
+        sampler: Sampler,
+        desk: TransferDesk,
+        clock: Clock,
+    ) -> None:
+        self._runner = runner
+        self._sampler = sampler
+        self._desk = desk
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._pool = BlockPool(info.num_blocks, info.block_size)
+        self._scheduler = Scheduler(
+            self._pool,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=info.max_model_len,
+            before_preempt=desk.before_preempt,
+        )
+        self._live: dict[str, LiveRequest] = {}  # by request id, until the last output
+        self._outbox: list[Delivery] = []  # of the step in progress
+        self._counters = Counters()
+        self.is_idle = True
+
+    def check_fits(self, num_prompt_tokens: int, max_tokens: int) -> None:
+        """Raise ContextLengthError when such a request can never run (any thread)."""
+        self._scheduler.check_fits(num_prompt_tokens, max_tokens)
+
+    def step(self, commands: Iterable[Command]) -> list[Delivery]:
+        """Obey the commands, take the ends of transfers, run one step; return the outputs for the sinks.
+
+        Afterwards `is_idle` says whether there is nothing to do before a command comes or a transfer ends.
+        """
+        with self._lock:
+            self._obey(commands)
+            now_s = self._clock.monotonic()
+            self._desk.poll(self._scheduler, now_s)
+            schedule = self._scheduler.schedule()
+            self._placed(schedule, now_s)
+        self.is_idle = schedule.is_idle
+        if schedule.plan is not None:
+            self._compute(schedule.plan)
+        return self._take_outbox()
+
+    def abort_all(self, commands: Iterable[Command]) -> list[Delivery]:
+        """Obey the last commands, then abort every request."""
+        with self._lock:
+            self._obey([*commands])
+            self._obey(list(self._live))
+        return self._take_outbox()
+
+    def abandon(self, commands: Iterable[Command], error: str) -> list[Delivery]:
+        """End every request with `error` and trust nothing else: the loop itself has failed."""
+        lost = [*self._live.values(), *(command for command in commands if isinstance(command, LiveRequest))]
+        self._live.clear()
+        return [*self._take_outbox(), *((live.request.sink, live.end("error", error)) for live in lost)]
+
+    def close(self) -> None:
+        """Close sender and receiver, and take the ends of their transfers."""
+        self._desk.close()
+        with self._lock:
+            self._desk.poll(self._scheduler, self._clock.monotonic())
+
+    def take_events(self) -> list[KVEvent]:
+        """Return the KV cache events since the last call (any thread)."""
+        with self._lock:
+            return self._pool.take_events()
+
+    def statistics(self, queued: Sequence[LiveRequest] = ()) -> EngineStatistics:
+        """Return gauges and counters (any thread); `queued` are requests that `step` has not been told of yet."""
+        with self._lock:
+            scheduler = self._scheduler.statistics()
+            counters = self._counters
+            return EngineStatistics(
+                num_running=scheduler.num_running,
+                num_waiting=scheduler.num_waiting + len(queued),
+                num_parked=scheduler.num_parked,
+                num_blocks=self._pool.num_blocks,
+                num_free_blocks=self._pool.num_free,
+                num_pinned_blocks=scheduler.num_pinned_blocks,
+                waiting_prefill_tokens=scheduler.waiting_prefill_tokens
+                + sum(live.sequence.num_prefill_tokens for live in queued),
+                steps_total=counters.steps,
+                prompt_tokens_total=counters.prompt,
+                generation_tokens_total=counters.generated,
+                prompt_tokens_by_source=counters.by_source(),
+                prefix_cache_queries_total=counters.cache_queries,
+                prefix_cache_hits_total=counters.cache_hits,
+                preemptions_total=scheduler.preemptions_total,
+                kv_recomputed_tokens_total=self._desk.recomputed_tokens_total,
+            )
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant is broken (any thread)."""
+        with self._lock:
+            self._scheduler.check()
+            self._desk.check()
+
+    def _obey(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            if isinstance(command, LiveRequest):
+                self._live[command.request.request_id] = command
+                self._scheduler.add(command.sequence)
+                self._desk.begin(command)
+            elif (live := self._live.get(command)) is not None:
+                self._end(live, live.end("abort"), complete=False, detail="The request was aborted.")
+
+    def _placed(self, schedule: Schedule, now_s: float) -> None:
+        """Tell the transfers which sequences got their blocks."""
+        for sequences, can_compute in ((schedule.admitted, True), (schedule.parked, False)):
+            for sequence in sequences:
+                live = self._live[sequence.request_id]
+                if live.scheduled_s is None:
+                    live.got_blocks(now_s)
+                    self._counters.admitted(live)
+                if can_compute:
+                    live.can_compute(now_s)
+                    self._desk.admitted(live)
+                else:
+                    self._desk.parked(live)
+
+    def _compute(self, plan: StepPlan) -> None:
+        """Run the model on a plan and give every sequence its token. This is the boundary to the model's errors."""
+        self._counters.steps += 1
+        rows = [self._live[chunk.request_id] for chunk in plan.chunks if chunk.needs_logits]
+        try:
+            logits = self._runner.run(plan, self._desk.layer_hook(plan))
+            tokens = self._sample(logits, rows) if rows else []
+        except Exception:  # whatever the model raises ends this plan's requests, and no others
+            logger.exception("A step over %d requests failed", len(plan.chunks))
+            with self._lock:
+                self._fail(plan)
+            return
+        with self._lock:
+            self._desk.computed(plan)
+            self._scheduler.commit(plan, tokens)
+            self._postprocess(rows, tokens)
+
+    def _sample(self, logits: object, rows: list[LiveRequest]) -> list[int]:
+        tokens = self._sampler.sample(
+            logits,
+            [live.sampling for live in rows],
+            [live.seed for live in rows],
+            [live.sequence.num_tokens for live in rows],
+        )
+        if len(tokens) != len(rows):
+            raise RuntimeError(f"the sampler returned {len(tokens)} tokens for {len(rows)} rows of logits")
+        return tokens
+
+    def _postprocess(self, rows: list[LiveRequest], tokens: list[int]) -> None:
+        """Turn sampled tokens into outputs and end what is finished."""
+        now_s = self._clock.monotonic()
+        self._counters.generated += len(tokens)
+        for live, token in zip(rows, tokens, strict=True):
+            if live.first_token_s is None:
+                live.first_token_s = now_s
+                self._counters.prefilled(live)
+            try:
+                output = live.take(token)
+            except Exception:  # a token that the vocabulary cannot turn into text ends its own request only
+                logger.exception("The text of request %s failed", live.request.request_id)
+                output = live.end("error", f"Token {token} could not be turned into text; see the worker's log.")
+            if output.finish_reason is None:
+                self._outbox.append((live.request.sink, output))
+            else:
+                self._end(live, output, complete=True)
+
+    def _fail(self, plan: StepPlan) -> None:
+        for chunk in plan.chunks:
+            live = self._live[chunk.request_id]
+            output = live.end("error", "The model failed while it computed this request; see the worker's log.")
+            self._end(live, output, complete=False, detail=output.error)
+
+    def _end(self, live: LiveRequest, output: StepOutput, *, complete: bool, detail: str = "") -> None:
+        pin = self._desk.ending(live, complete=complete, detail=detail)
+        self._scheduler.finish(live.sequence, pin=pin)
+        del self._live[live.request.request_id]
+        self._outbox.append((live.request.sink, output))
+
+    def _take_outbox(self) -> list[Delivery]:
+        outbox, self._outbox = self._outbox, []
+        return outbox

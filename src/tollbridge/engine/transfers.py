@@ -1,0 +1,222 @@
+"""The engine's side of KV transfers: what is told to sender and receiver, and when blocks may go.
+
+Prefill role. A send lives from `begin` until the sender's TransferEnd. What is published has been computed: prefix
+hits at admission (blocks enter the prefix cache only when computed), each layer of a chunk as the runner finishes it,
+and all layers after the step. A preempted send is rewound before its blocks go. A request that ends before its send
+does leaves its blocks pinned.
+
+Decode role. A load lives from its opening (at admission, when the local prefix hit is known) until the receiver's
+TransferEnd; the blocks belong to the receiver in between, also when the request is aborted. A request that needs
+nothing, or dies before it was opened, opens an empty range, so that the prefill worker lets go of its blocks at once.
+
+All methods but `claim` run in the engine's thread, under its lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from tollbridge.engine.requests import LiveRequest
+from tollbridge.errors import RequestError, UnsupportedError
+from tollbridge.sched.plan import StepPlan
+from tollbridge.sched.scheduler import Scheduler
+from tollbridge.sched.sequence import State, TokenSequence
+from tollbridge.transfer.base import KVReceiver, KVSender, LoadRequest
+from tollbridge.wire.params import Role, TransferParams
+
+
+def _no_layer_hook(layer: int) -> None:
+    """Nothing of this step is sent."""
+
+
+class TransferDesk:
+    """Open sends and loads, by request."""
+
+    def __init__(self, sender: KVSender | None, receiver: KVReceiver | None) -> None:
+        self._sender = sender
+        self._receiver = receiver
+        self._claims: set[tuple[Role, str]] = set()  # transfers between submit and their end
+        self._claims_lock = threading.Lock()
+        self._sends: dict[str, LiveRequest] = {}  # by transfer id, until the TransferEnd
+        self._sends_by_request: dict[str, LiveRequest] = {}  # the same, while the request lives
+        self._loads: dict[str, LiveRequest] = {}  # by transfer id, opened and not ended
+        self.recomputed_tokens_total = 0
+
+    def set_listener(self, notify: Callable[[], None]) -> None:
+        """Call `notify` from any thread when `poll` has something to do."""
+        for side in (self._sender, self._receiver):
+            if side is not None:
+                side.set_listener(notify)
+
+    def claim(self, params: TransferParams) -> None:
+        """Reserve a transfer for a new request (any thread); RequestError when this worker cannot serve the role."""
+        if (self._sender if params.role == "prefill" else self._receiver) is None:
+            raise UnsupportedError(
+                f"This worker has no KV transfer configured and cannot serve the {params.role} role: "
+                "set `kv` of the worker in the cluster file.",
+                param="kv_transfer_params",
+            )
+        if params.tp_size != 1:
+            raise UnsupportedError(
+                f"The peer has tensor parallel size {params.tp_size}, but the embedded engine exchanges KV only with "
+                "size 1.",
+                param="kv_transfer_params",
+            )
+        key = (params.role, params.transfer_id)
+        with self._claims_lock:
+            if key in self._claims:
+                raise RequestError(
+                    f"Transfer {params.transfer_id} already has a {params.role} request on this worker: "
+                    "use a new transfer_id for each request.",
+                    param="kv_transfer_params",
+                )
+            self._claims.add(key)
+
+    def begin(self, live: LiveRequest) -> None:
+        """Announce the send of a request that was just queued."""
+        if self._sender is None or live.request.transfer is None or live.request.transfer.role != "prefill":
+            return
+        self._sender.register(live.transfer_id, digest=live.digest, num_tokens=live.sequence.num_prompt_tokens)
+        self._sends[live.transfer_id] = self._sends_by_request[live.request.request_id] = live
+
+    def admitted(self, live: LiveRequest) -> None:
+        """A sequence runs: publish what it found in the prefix cache, or say that nothing has to be loaded."""
+        sequence = live.sequence
+        if self._is_unopened_load(live):
+            self._open(live, num_tokens=0)
+        elif live.request.request_id in self._sends_by_request and sequence.num_hit_tokens:
+            assert self._sender is not None
+            num_tokens = min(sequence.num_hit_tokens, sequence.num_prompt_tokens)
+            self._sender.publish(live.transfer_id, sequence.block_table, num_tokens)
+
+    def parked(self, live: LiveRequest) -> None:
+        """A sequence has its blocks: ask for the KV that it lacks."""
+        self._open(live, num_tokens=live.sequence.num_lacking)
+
+    def layer_hook(self, plan: StepPlan) -> Callable[[int], None]:
+        """Return the callback that publishes each layer of the plan as it is computed."""
+        sender, sends = self._sender, self._chunks_to_send(plan)
+        if sender is None or not sends:
+            return _no_layer_hook
+
+        def publish_layer(layer: int) -> None:
+            for transfer_id, block_table, num_tokens in sends:
+                sender.publish(transfer_id, block_table, num_tokens, layer=layer)
+
+        return publish_layer
+
+    def computed(self, plan: StepPlan) -> None:
+        """Publish every layer of a plan that ran: the sweep behind the layer hook."""
+        if self._sender is not None and self._sends_by_request:
+            for transfer_id, block_table, num_tokens in self._chunks_to_send(plan):
+                self._sender.publish(transfer_id, block_table, num_tokens)
+
+    def before_preempt(self, sequence: TokenSequence) -> None:
+        """Take back what was published, before the blocks go."""
+        live = self._sends_by_request.get(sequence.request_id)
+        if live is not None and self._sender is not None:
+            self._sender.rewind(live.transfer_id)
+
+    def ending(self, live: LiveRequest, *, complete: bool, detail: str = "") -> bool:
+        """A request is about to end; return whether its blocks stay in use by a transfer.
+
+        An incomplete one (aborted, failed) cancels its transfer.
+        """
+        if self._sends_by_request.pop(live.request.request_id, None) is not None:
+            assert self._sender is not None
+            if not complete:
+                self._sender.cancel(live.transfer_id, detail)
+            return True
+        if live.sequence.state is State.PARKED:
+            assert self._receiver is not None
+            self._receiver.cancel(live.transfer_id, detail)
+            return True
+        if self._is_unopened_load(live):
+            self._open(live, num_tokens=0)
+        return False
+
+    def poll(self, scheduler: Scheduler, now_s: float) -> None:
+        """Take the ends of transfers: unpark, unpin."""
+        for end in self._sender.poll() if self._sender else ():
+            live = self._sends.pop(end.transfer_id, None)
+            if live is not None:
+                self._sends_by_request.pop(live.request.request_id, None)
+                self._release_claim(live, scheduler)
+        for end in self._receiver.poll() if self._receiver else ():
+            live = self._loads.pop(end.transfer_id, None)
+            if live is not None:
+                live.transfer_end = end
+                if live.sequence.state is State.PARKED:
+                    self._loaded(live, scheduler, now_s)
+                self._release_claim(live, scheduler)
+
+    def close(self) -> None:
+        """Close sender and receiver: every open transfer ends."""
+        for side in (self._sender, self._receiver):
+            if side is not None:
+                side.close()
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant of this desk, the sender or the receiver is broken."""
+        assert {("prefill", transfer_id) for transfer_id in self._sends} <= self._claims, "an unclaimed send"
+        assert {("decode", transfer_id) for transfer_id in self._loads} <= self._claims, "an unclaimed load"
+        assert all(self._sends.get(live.transfer_id) is live for live in self._sends_by_request.values())
+        for side in (self._sender, self._receiver):
+            if side is not None:
+                side.check()
+
+    def _chunks_to_send(self, plan: StepPlan) -> list[tuple[str, list[int], int]]:
+        """Return (transfer id, block table, prompt tokens computed after this step) for each send in the plan."""
+        if not self._sends_by_request:
+            return []
+        sends = []
+        for chunk in plan.chunks:
+            live = self._sends_by_request.get(chunk.request_id)
+            if live is not None and chunk.first_token < live.sequence.num_prompt_tokens:
+                num_tokens = min(chunk.first_token + len(chunk.token_ids), live.sequence.num_prompt_tokens)
+                sends.append((live.transfer_id, live.sequence.block_table, num_tokens))
+        return sends
+
+    def _is_unopened_load(self, live: LiveRequest) -> bool:
+        transfer = live.request.transfer
+        return (
+            transfer is not None
+            and transfer.role == "decode"
+            and live.transfer_end is None
+            and transfer.transfer_id not in self._loads
+        )
+
+    def _open(self, live: LiveRequest, *, num_tokens: int) -> None:
+        transfer, sequence = live.request.transfer, live.sequence
+        assert transfer is not None and self._receiver is not None
+        self._loads[transfer.transfer_id] = live
+        self._receiver.open(
+            LoadRequest(
+                transfer_id=transfer.transfer_id,
+                host=transfer.host,
+                port=transfer.port,
+                digest=live.digest,
+                first_token=sequence.num_hit_tokens,
+                num_tokens=num_tokens,
+                block_table=sequence.block_table,
+            )
+        )
+
+    def _loaded(self, live: LiveRequest, scheduler: Scheduler, now_s: float) -> None:
+        assert live.transfer_end is not None
+        num_tokens = live.sequence.num_lacking
+        accepted = live.transfer_end.outcome == "done"
+        if accepted:
+            live.loaded_tokens = num_tokens
+        else:
+            self.recomputed_tokens_total += num_tokens
+        live.can_compute(now_s)
+        scheduler.loaded(live.sequence, accepted=accepted)
+
+    def _release_claim(self, live: LiveRequest, scheduler: Scheduler) -> None:
+        if live.sequence.state is State.PINNED:
+            scheduler.unpin(live.sequence)
+        assert live.request.transfer is not None
+        with self._claims_lock:
+            self._claims.discard((live.request.transfer.role, live.transfer_id))
