@@ -1,1 +1,1 @@
-"""Decision = decide(request, fleet view, ...): pure rules. No I/O, no clock, no randomness."""
+"""Where a request runs: `decide(request, fleet, policy) -> Decision`. Pure: no I/O, no clock, no randomness."""

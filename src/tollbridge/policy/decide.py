@@ -1,0 +1,69 @@
+"""From a policy's rule to the decision about one request: overrides, fallbacks and retries."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tollbridge.errors import UnavailableError
+from tollbridge.policy import registry
+from tollbridge.policy.rules import NO_PARTNER, least_loaded
+from tollbridge.policy.views import FleetView, RequestView
+from tollbridge.wire.decision import Decision
+
+
+def decide(
+    request: RequestView,
+    fleet: FleetView,
+    policy: str,
+    override: str | None = None,
+    *,
+    on_no_prefill: Literal["local", "fail"] = "local",
+) -> Decision:
+    """Return where `request` runs.
+
+    `override` names the policy that the client asked for. Raises ConfigError for an unknown policy, UnavailableError
+    when no worker is ready or when a split was wanted, is impossible, and `on_no_prefill` says to fail.
+    """
+    name = override or policy
+    decision = registry.find(name)(request, fleet)
+    if decision.reason in NO_PARTNER and on_no_prefill == "fail":
+        raise UnavailableError(f'{decision.why.partition(":")[0]}, and on_no_prefill is "fail": try again later.')
+    if override is not None and decision.reason == "policy":
+        return msgspec.structs.replace(decision, reason="forced", why=f"The client asked for {override}.")
+    return decision
+
+
+def after_prefill_failure(failed: Decision, reason: str = "prefill_failed") -> Decision:
+    """Return the retry of a split whose prefill leg failed before anything was relayed: alone on its decode worker.
+
+    `reason` is "prefill_failed", or "prefill_refused" when the worker did not like the request itself.
+    """
+    return msgspec.structs.replace(
+        failed,
+        choice="local",
+        prefill=None,
+        transfer_id=None,
+        reason=reason,
+        why=f"The prefill leg on {failed.prefill} failed: {failed.decode} serves it alone.",
+        terms={},
+    )
+
+
+def after_decode_failure(failed: Decision, fleet: FleetView, tried: frozenset[str]) -> Decision:
+    """Return the retry of a request whose decode worker failed before the first byte: alone on a worker not yet tried.
+
+    Raises UnavailableError when there is none.
+    """
+    worker = least_loaded(fleet.without(tried).ready(), first="decode")
+    return msgspec.structs.replace(
+        failed,
+        choice="local",
+        decode=worker.name,
+        prefill=None,
+        transfer_id=None,
+        reason="decode_failed",
+        why=f"{failed.decode} failed before the first byte: {worker.name} serves it alone.",
+        terms={},
+    )

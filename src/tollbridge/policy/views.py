@@ -1,0 +1,50 @@
+"""What a policy sees: one request and the fleet at one instant. Frozen; the caller builds them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Prefer = Literal["prefill", "decode", "any"]
+
+
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker, as the router knows it now."""
+
+    name: str
+    prefer: Prefer = "any"  # a hint: the role is per request
+    ready: bool = True
+    kv: tuple[str, int] | None = None  # where decode workers fetch KV; None: it cannot be a prefill worker
+    suspect: bool = False  # a request failed here a moment ago; used only when nobody else is at hand
+    num_prefills: int = 0  # prefill legs in flight
+    num_decodes: int = 0  # decode legs and local requests in flight
+    num_served: int = 0  # requests since start, to spread equal load
+
+    @property
+    def num_in_flight(self) -> int:
+        return self.num_prefills + self.num_decodes
+
+
+class FleetView(msgspec.Struct, frozen=True, kw_only=True):
+    """Every worker that serves the request's model, ready or not."""
+
+    workers: tuple[WorkerView, ...]
+
+    def ready(self) -> list[WorkerView]:
+        """Return the workers that can serve now."""
+        return [worker for worker in self.workers if worker.ready]
+
+    def without(self, names: frozenset[str]) -> FleetView:
+        """Return the fleet less the named workers."""
+        return FleetView(workers=tuple(worker for worker in self.workers if worker.name not in names))
+
+
+class RequestView(msgspec.Struct, frozen=True, kw_only=True):
+    """One request. Sizes are what can be known without a tokenizer."""
+
+    id: str
+    body_bytes: int = 0
+    prompt_tokens: int | None = None  # None: the prompt is text
+    max_tokens: int | None = None
+    unsplittable: str | None = None  # a reason code when one transfer cannot carry it: "prompt_list", "several_choices"
