@@ -1,0 +1,132 @@
+"""The aiohttp application: routes, lifespan, and the order of checks in front of every request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+from aiohttp import web
+
+from tollbridge.clock import Clock, SystemClock
+from tollbridge.config.cluster import ClusterConfig
+from tollbridge.errors import TollbridgeError
+from tollbridge.policy import registry
+from tollbridge.router import forward, ingress, views
+from tollbridge.router.answers import Handler, errors_as_json
+from tollbridge.router.client import Client
+from tollbridge.router.context import Context
+from tollbridge.router.decide import decide_call
+from tollbridge.router.decisions import Decisions
+from tollbridge.router.fleet import Fleet
+from tollbridge.router.flow import Flow
+from tollbridge.router.health import Monitor
+from tollbridge.router.limits import Limits
+from tollbridge.router.metrics import RouterMetrics
+from tollbridge.router.upstream import Upstream
+
+CONTEXT = web.AppKey("context", Context)
+REQUEST_ID = "x-request-id"
+OPEN_PATHS = ("/health", "/metrics")  # probes and scrapers carry no API key
+
+
+def make_context(
+    cluster: ClusterConfig, secret: bytes, *, limits: Limits | None = None, clock: Clock | None = None
+) -> Context:
+    """Assemble what the requests share; ConfigError when the cluster file does not fit together."""
+    registry.find(cluster.router.policy)
+    limits, clock = limits or Limits(), clock or SystemClock()
+    return Context(
+        config=cluster,
+        secret=secret,
+        limits=limits,
+        clock=clock,
+        fleet=Fleet(cluster.workers, clock=clock, suspect_s=limits.suspect_s),
+        upstream=Upstream(limits),
+        decisions=Decisions(limits.num_decisions),
+        metrics=RouterMetrics(),
+    )
+
+
+def make_app(context: Context) -> web.Application:
+    """Return the application; its start-up checks every worker once, so that the first request finds them."""
+    app = web.Application(
+        middlewares=[identify, errors_as_json, check_key], client_max_size=context.config.router.max_body_mib << 20
+    )
+    app[CONTEXT] = context
+    app.cleanup_ctx.append(_lifespan)
+    app.on_response_prepare.append(_name_response)
+    for path in ingress.PROMPT_FIELD:
+        app.router.add_post(path, generate)
+    for path in forward.PATHS:
+        app.router.add_post(path, pass_on)
+    show: dict[str, Callable[[Context, web.Request], web.Response]] = {
+        "/v1/models": lambda context, _: views.models(context),
+        "/v1/models/{model:.+}": lambda context, request: views.model(context, request.match_info["model"]),
+        "/health": lambda context, _: views.health(context),
+        "/metrics": lambda context, _: views.metrics(context),
+        "/fleet": lambda context, _: views.fleet(context),
+        "/decisions": lambda context, request: views.decisions(context, request.query.get("limit", "50")),
+        "/decisions/{id:.+}": lambda context, request: views.decision(context, request.match_info["id"]),
+    }
+    for path, view in show.items():
+        app.router.add_get(path, _handler(view))
+    return app
+
+
+async def generate(request: web.Request) -> web.StreamResponse:
+    """① to ⑥ for completions and chat completions."""
+    context = request.app[CONTEXT]
+    with context.admit(request["id"]) as request_id:
+        request["id"] = request_id
+        try:
+            call = await ingress.read(request, context.config.router, request_id, context.limits.body_timeout_s)
+            decision = decide_call(context, call)
+        except (TollbridgeError, web.HTTPException) as error:
+            context.metrics.refused.labels(str(error.status)).inc()
+            raise
+        return await Flow(context, call, Client(request), decision).run()
+
+
+async def pass_on(request: web.Request) -> web.StreamResponse:
+    context = request.app[CONTEXT]
+    with context.admit(request["id"]) as request_id:
+        call = await ingress.read(request, context.config.router, request_id, context.limits.body_timeout_s)
+        return await forward.forward(context, call)
+
+
+@web.middleware
+async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give every request its id, refused ones included."""
+    request["id"] = ingress.request_id_of(request)
+    return await handler(request)
+
+
+@web.middleware
+async def check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
+    if request.path not in OPEN_PATHS:
+        ingress.authenticate(request, request.app[CONTEXT].config.router.api_keys)
+    return await handler(request)
+
+
+async def _name_response(request: web.Request, response: web.StreamResponse) -> None:
+    response.headers[REQUEST_ID] = request["id"]
+
+
+def _handler(view: Callable[[Context, web.Request], web.Response]) -> Handler:
+    async def handle(request: web.Request) -> web.StreamResponse:
+        return view(request.app[CONTEXT], request)
+
+    return handle
+
+
+async def _lifespan(app: web.Application) -> AsyncIterator[None]:
+    context = app[CONTEXT]
+    monitor = Monitor(context.fleet, context.upstream, context.limits, context.metrics)
+    async with context.upstream:
+        await monitor.check_all()
+        watch = asyncio.create_task(monitor.run(), name="fleet health")  # owned by the application
+        yield
+        watch.cancel()
+        with suppress(asyncio.CancelledError):
+            await watch

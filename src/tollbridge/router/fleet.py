@@ -1,0 +1,177 @@
+"""The workers the router knows: where they are, whether they serve, what they are doing for us.
+
+Ownership: `health.Monitor` writes readiness and what a worker says about itself; `flow` writes loads and failures.
+Everything runs on one event loop, so there are no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from tollbridge.clock import Clock
+from tollbridge.config.cluster import WorkerConfig
+from tollbridge.errors import ConfigError, ModelNotFoundError
+from tollbridge.policy.views import FleetView, WorkerView
+
+Leg = Literal["prefill", "decode"]
+Address = tuple[str, int]
+
+_WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - recognised in order to be refused as an address to dial
+
+
+@dataclass(kw_only=True, eq=False)
+class Worker:
+    """One worker. `detail` says in one sentence why it is not ready."""
+
+    config: WorkerConfig
+    url: str  # without a trailing slash
+    # --- written by the health monitor
+    ready: bool = False
+    detail: str = "It has not been checked yet."
+    kv: Address | None = None
+    incarnation: str | None = None
+    models: tuple[dict[str, Any], ...] = ()  # cards of /v1/models
+    status: dict[str, Any] = field(default_factory=dict)  # /tollbridge/status as it came
+    # --- written by the flows
+    num_prefills: int = 0
+    num_decodes: int = 0
+    num_served: int = 0
+    last_failure_s: float | None = None  # monotonic
+    recheck: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    def serves(self, model: str | None) -> bool:
+        return model is None or any(card.get("id") == model for card in self.models)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetStatistics:
+    num_workers: int
+    num_ready: int
+    num_prefills: int
+    num_decodes: int
+
+
+class Fleet:
+    """All workers of the cluster file, in its order."""
+
+    def __init__(self, workers: Sequence[WorkerConfig], *, clock: Clock, suspect_s: float) -> None:
+        self._clock = clock
+        self._suspect_s = suspect_s
+        self._workers = {config.name: _make(config) for config in workers}
+        if len(self._workers) != len(workers):
+            raise ConfigError("Two workers of the cluster file have the same name: give each its own.", param="workers")
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def __getitem__(self, name: str) -> Worker:
+        return self._workers[name]
+
+    def view(self, model: str | None) -> FleetView:
+        """Return the workers that serve `model` as a policy sees them; ModelNotFoundError when ready ones do not.
+
+        With no worker ready nobody knows which models exist: the view is then empty of ready workers.
+        """
+        workers = [worker for worker in self if worker.serves(model)]
+        ready = [worker for worker in self if worker.ready]
+        if ready and not workers:
+            known = ", ".join(sorted({str(card.get("id")) for worker in ready for card in worker.models}))
+            raise ModelNotFoundError(f"The model {str(model)[:200]!r} is not served here: use {known}.", param="model")
+        return FleetView(workers=tuple(self._view(worker) for worker in workers))
+
+    @contextmanager
+    def serving(self, worker: Worker, leg: Leg) -> Iterator[None]:
+        """Count one request in flight on `worker` while the context lasts."""
+        worker.num_served += 1
+        self._add(worker, leg, 1)
+        try:
+            yield
+        finally:
+            self._add(worker, leg, -1)
+
+    def failed(self, worker: Worker) -> None:
+        """A request failed on `worker`: make it the last choice for a while, and check it at once."""
+        worker.last_failure_s = self._clock.monotonic()
+        worker.recheck.set()
+
+    def succeeded(self, worker: Worker) -> None:
+        """A request went well on `worker`: it is no suspect any more."""
+        worker.last_failure_s = None
+
+    def is_suspect(self, worker: Worker) -> bool:
+        failed_at = worker.last_failure_s
+        return failed_at is not None and self._clock.monotonic() - failed_at < self._suspect_s
+
+    def statistics(self) -> FleetStatistics:
+        return FleetStatistics(
+            num_workers=len(self._workers),
+            num_ready=self._sum(lambda worker: worker.ready),
+            num_prefills=self._sum(lambda worker: worker.num_prefills),
+            num_decodes=self._sum(lambda worker: worker.num_decodes),
+        )
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant is broken."""
+        assert all(worker.num_prefills >= 0 and worker.num_decodes >= 0 for worker in self)
+
+    def _sum(self, number: Callable[[Worker], int]) -> int:
+        return sum(map(number, self))
+
+    def _view(self, worker: Worker) -> WorkerView:
+        return WorkerView(
+            name=worker.name,
+            prefer=worker.config.prefer,
+            ready=worker.ready,
+            kv=worker.kv,
+            suspect=self.is_suspect(worker),
+            num_prefills=worker.num_prefills,
+            num_decodes=worker.num_decodes,
+            num_served=worker.num_served,
+        )
+
+    @staticmethod
+    def _add(worker: Worker, leg: Leg, number: int) -> None:
+        if leg == "prefill":
+            worker.num_prefills += number
+        else:
+            worker.num_decodes += number
+
+
+def parse_address(text: str) -> Address | None:
+    """Return (host, port) of "host:port" or "[v6]:port"; None when malformed or when the port is 0 (not chosen yet)."""
+    host, _, port = text.rpartition(":")
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        return None
+    return host.strip("[]"), int(port)
+
+
+def kv_address(config: WorkerConfig, said: str | None) -> Address | None:
+    """Return where other workers can dial this worker's KV port, None when it is not known yet.
+
+    The cluster file counts when it names a port (a proxy or a forwarded port is its author's business); otherwise what
+    the worker says. A worker that listens on every interface cannot know the address others use: then the URL's host.
+    """
+    address = parse_address(config.kv) or (parse_address(said) if said else None)
+    if address is None:
+        return None
+    host = urlsplit(config.url).hostname if address[0] in _WILDCARDS else address[0]
+    return (host, address[1]) if host else None
+
+
+def _make(config: WorkerConfig) -> Worker:
+    parts = urlsplit(config.url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ConfigError(
+            f"Worker {config.name!r} has the url {config.url!r}: the router needs http://host:port with the real port.",
+            param="workers",
+        )
+    return Worker(config=config, url=config.url.rstrip("/"))

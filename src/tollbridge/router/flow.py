@@ -1,0 +1,238 @@
+"""One request's life, as an explicit state machine.
+
+    DECIDED ──> WAITING ──> RELAYING ──> ENDED
+                │   ^  │                   ^
+                └───┘  └───────────────────┘
+                retry   refused, cancelled, out of workers
+
+    DECIDED   workers chosen, nothing sent
+    WAITING   legs sent, nothing has reached the client: another attempt is possible
+    RELAYING  the client has the head of the answer: no way back, an error becomes an error event
+    ENDED     record, metrics and log line written, exactly once
+
+Retries, both before the first byte only and each at most once: the prefill leg failed -> alone on the decode worker
+(`prefill_failed`); the decode leg failed -> alone on a worker not yet tried (`decode_failed`). After the first byte a
+failed prefill leg is only recorded: decode recomputes by itself what it does not receive.
+
+Cancellation: the handler's task is cancelled when the client leaves. Both legs run inside it, and leaving
+`Upstream.request` closes the connection, so both workers see it at once and abort.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from enum import Enum
+from typing import NoReturn
+
+import msgspec
+from aiohttp import web
+
+from tollbridge.errors import TollbridgeError, UnavailableError, UpstreamError
+from tollbridge.policy.decide import after_decode_failure, after_prefill_failure
+from tollbridge.router import legs
+from tollbridge.router.answers import error_answer, error_body
+from tollbridge.router.client import DECISION_HEADER, Client
+from tollbridge.router.context import Context
+from tollbridge.router.fleet import Leg, Worker
+from tollbridge.router.ingress import Call
+from tollbridge.router.outcome import Outcome
+from tollbridge.router.relay import Relay
+from tollbridge.router.stream import take_report
+from tollbridge.router.upstream import ClientGoneError, deadline, failure_of
+from tollbridge.wire import sse
+from tollbridge.wire.decision import Decision
+
+
+class Phase(Enum):
+    DECIDED = "decided"
+    WAITING = "waiting"
+    RELAYING = "relaying"
+    ENDED = "ended"
+
+
+class PrefillFailedError(Exception):
+    """The prefill leg failed while nothing had been relayed. `reason` is the code of the retry."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class Flow:
+    """Drives one request. Use once: `await flow.run()`."""
+
+    def __init__(self, context: Context, call: Call, client: Client, decision: Decision) -> None:
+        self._context = context
+        self._config = context.config.router
+        self._fleet = context.fleet
+        self._call = call
+        self._client = client
+        self._outcome = Outcome(context, call, decision)
+        self._relay = Relay(context, client, self._outcome, self._begin)
+        self._headers = legs.headers_for(call)
+        self._tried: frozenset[str] = frozenset()  # decode workers that failed
+        self._may_retry = {"prefill", "decode"}
+        self.phase = Phase.DECIDED
+
+    @property
+    def decision(self) -> Decision:
+        return self._outcome.decision
+
+    async def run(self) -> web.StreamResponse:
+        """Return the answer. It has been sent already unless it is an error from before the first byte."""
+        try:
+            return await self._attempts()
+        except TollbridgeError as error:
+            return await self._give_up(error)
+        except ClientGoneError as error:
+            self._outcome.cancelled(str(error))
+            return self._client.response or web.Response(status=499)  # nobody reads it
+        except asyncio.CancelledError:
+            self._outcome.cancelled("The client closed its connection.")
+            raise
+        finally:
+            self.phase = Phase.ENDED
+            self._outcome.end()
+
+    # --- attempts
+
+    async def _attempts(self) -> web.StreamResponse:
+        while True:
+            self.phase = Phase.WAITING
+            self._outcome.new_attempt()
+            try:
+                if self.decision.choice == "split":
+                    return await self._split()
+                return await self._decode_leg(legs.local_body(self._call))
+            except PrefillFailedError as error:
+                self._retry("prefill", after_prefill_failure(self.decision, error.reason))
+            except UnavailableError as error:
+                self._retry("decode", self._elsewhere(error))
+
+    def _elsewhere(self, error: UnavailableError) -> Decision:
+        """Return the second attempt after `error` of the decode leg; raise `error` when there is none."""
+        self._tried |= {self.decision.decode}
+        if self.phase is Phase.RELAYING or "decode" not in self._may_retry:
+            raise error
+        try:
+            return after_decode_failure(self.decision, self._fleet.view(self._call.model), self._tried)
+        except TollbridgeError:
+            raise error from None
+
+    def _retry(self, leg: Leg, decision: Decision) -> None:
+        self._may_retry.discard(leg)
+        if self._client.gone:
+            raise ClientGoneError("The client closed its connection.")
+        self._outcome.retry(decision)
+
+    async def _give_up(self, error: TollbridgeError) -> web.StreamResponse:
+        """Tell the client: by the status when it has nothing yet, else by an error event and an end without [DONE]."""
+        self._outcome.failed(error.status, error.message)
+        if self._client.response is None:
+            answer = error_answer(error)
+            answer.headers[DECISION_HEADER] = self._outcome.header()
+            return answer
+        try:
+            return await self._client.end_stream(sse.event(error_body(error)))
+        except ClientGoneError:
+            return self._client.response
+
+    # --- the two legs of a split
+
+    async def _split(self) -> web.StreamResponse:
+        """Send both legs at the same time; leave with neither running."""
+        worker = self._fleet[self.decision.prefill or ""]
+        for_prefill, for_decode = self._sign(worker)
+        try:
+            async with asyncio.TaskGroup() as group:
+                prefill = group.create_task(self._prefill_leg(worker, for_prefill))
+                response = await self._decode_leg(for_decode)
+                await self._settle(prefill)
+        except ExceptionGroup as failures:
+            _raise_worst(failures)
+        return response
+
+    def _sign(self, prefill: Worker) -> tuple[bytes, bytes]:
+        """Return the bodies of both legs under a new transfer id."""
+        assert prefill.kv is not None, "the policy chose it for having one"
+        transfer_id = legs.new_transfer_id()
+        self._outcome.decision = msgspec.structs.replace(self.decision, transfer_id=transfer_id)
+        for_prefill, for_decode = legs.params_for(
+            ("prefill", "decode"),
+            transfer_id=transfer_id,
+            kv=prefill.kv,
+            expires=self._context.clock.wall() + self._context.limits.params_valid_s,
+            secret=self._context.secret,
+        )
+        return legs.prefill_body(self._call, for_prefill), legs.decode_body(self._call, for_decode)
+
+    async def _settle(self, prefill: asyncio.Task[None]) -> None:
+        """Decode is done: prefill may hand in its report if its KV arrived, otherwise nobody wants the rest."""
+        if not prefill.done() and self._outcome.kv_arrived():
+            await asyncio.wait({prefill}, timeout=self._context.limits.prefill_grace_s)
+        prefill.cancel()
+
+    async def _prefill_leg(self, worker: Worker, body: bytes) -> None:
+        reason = "prefill_failed"
+        try:
+            async with deadline(worker, self._config.first_byte_timeout_s):
+                status, answer = await self._whole(worker, "prefill", body)
+            if status == 200:
+                self._outcome.prefill_done(take_report(answer)[1])
+                self._fleet.succeeded(worker)
+                return
+            # The client's own mistake, most likely: alone on the decode worker it gets its proper answer.
+            reason = "prefill_refused"
+        except UnavailableError as error:
+            self._failed(worker, "prefill", error)
+        if self.phase is Phase.WAITING:
+            self.phase = Phase.DECIDED  # from here on decode may not begin to relay: the retry owns the client
+            raise PrefillFailedError(reason)
+
+    async def _whole(self, worker: Worker, leg: Leg, body: bytes) -> tuple[int, bytes]:
+        """Return status and body of a leg that is not streamed; UnavailableError for the worker's own failures."""
+        upstream = self._context.upstream
+        with self._fleet.serving(worker, leg):
+            async with upstream.request(worker, "POST", self._call.path, body=body, headers=self._headers) as response:
+                answer = await upstream.read(worker, response)
+        failure = failure_of(worker, response.status, answer)
+        if failure is not None:
+            raise failure
+        return response.status, answer
+
+    async def _decode_leg(self, body: bytes) -> web.StreamResponse:
+        worker = self._fleet[self.decision.decode]
+        upstream = self._context.upstream
+        try:
+            async with deadline(worker, self._config.first_byte_timeout_s) as limit:
+                with self._fleet.serving(worker, "decode"):
+                    async with upstream.request(
+                        worker, "POST", self._call.path, body=body, headers=self._headers
+                    ) as response:
+                        return await self._relay.answer(worker, response, limit)
+        except UnavailableError as error:
+            self._failed(worker, "decode", error)
+            raise
+
+    def _failed(self, worker: Worker, leg: Leg, error: UnavailableError) -> None:
+        self._context.metrics.upstream_errors.labels(worker.name, leg).inc()
+        self._outcome.note(error.message)
+        if isinstance(error, UpstreamError):  # a full queue (429, 503) is no reason to suspect a worker
+            self._fleet.failed(worker)
+
+    def _begin(self) -> None:
+        """The first byte is at hand: from here on there is no way back."""
+        if self.phase is not Phase.WAITING:
+            raise PrefillFailedError("prefill_failed")  # a moment ago; the retry owns the client
+        self.phase = Phase.RELAYING
+        self._outcome.first_event()
+
+
+def _raise_worst(failures: ExceptionGroup[Exception]) -> NoReturn:
+    """Both legs may fail at the same time: a fault of ours first, then what allows a retry."""
+
+    def rank(error: Exception) -> int:
+        ranks = (PrefillFailedError, ClientGoneError, TollbridgeError)
+        return next((at for at, kind in enumerate(ranks) if isinstance(error, kind)), -1)
+
+    raise min(failures.exceptions, key=rank) from None

@@ -1,0 +1,131 @@
+"""Keeps the fleet's picture of each worker fresh: one task per worker, a check every second and after each failure.
+
+A worker is ready when /health says 200. What it says about itself (/tollbridge/status: KV address, incarnation, load;
+/v1/models: models) is learnt on the way; stock servers have no /tollbridge/status, which is fine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from tollbridge.errors import UnavailableError, UpstreamError
+from tollbridge.router.fleet import Fleet, Worker, kv_address, parse_address
+from tollbridge.router.limits import Limits
+from tollbridge.router.metrics import RouterMetrics
+from tollbridge.router.upstream import Upstream, failure_of
+
+log = logging.getLogger("tollbridge.router")
+
+
+class Monitor:
+    """Checks every worker of `fleet`. `run` never ends; cancel it."""
+
+    def __init__(self, fleet: Fleet, upstream: Upstream, limits: Limits, metrics: RouterMetrics) -> None:
+        self._fleet = fleet
+        self._upstream = upstream
+        self._limits = limits
+        self._metrics = metrics
+
+    async def check_all(self) -> None:
+        """Check every worker once, at the same time."""
+        async with asyncio.TaskGroup() as checks:
+            for worker in self._fleet:
+                checks.create_task(self.check(worker))
+
+    async def run(self) -> None:
+        """Check each worker after every interval, or at once when a flow asks for it."""
+        async with asyncio.TaskGroup() as loops:
+            for worker in self._fleet:
+                loops.create_task(self._watch(worker))
+
+    async def _watch(self, worker: Worker) -> None:
+        timeouts = 0
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._limits.poll_interval_s):
+                    await worker.recheck.wait()
+            worker.recheck.clear()
+            timeouts = await self.check(worker, timeouts)
+
+    async def check(self, worker: Worker, timeouts: int = 0) -> int:
+        """Check one worker; return how many checks in a row it has let time out.
+
+        A busy worker may be late, so it goes out of service only after several; a refusal counts at once.
+        """
+        try:
+            async with asyncio.timeout(self._limits.check_timeout_s):
+                await self._ask(worker)
+        except TimeoutError:
+            timeouts += 1
+            if not worker.ready or timeouts >= self._limits.timeouts_until_down:
+                self._set(worker, False, f"It did not answer a health check within {self._limits.check_timeout_s:g} s.")
+            return timeouts
+        except UnavailableError as error:
+            self._set(worker, False, error.message)
+        except Exception as error:  # a task boundary: one odd answer must not end the watch
+            log.exception("health check failed: worker=%s", worker.name)
+            self._set(worker, False, f"Its answer to a health check was not understood: {type(error).__name__}.")
+        else:
+            self._set(worker, True, "")
+        return 0
+
+    async def _ask(self, worker: Worker) -> None:
+        await self._get(worker, "/health")
+        status = await self._get(worker, "/tollbridge/status", optional=True)
+        worker.status = status if isinstance(status, dict) else {}
+        incarnation = _text(worker.status.get("incarnation"))
+        said = _text(worker.status.get("kv"))
+        if not worker.ready or worker.incarnation != incarnation:
+            worker.models = _cards(await self._get(worker, "/v1/models"))
+            _warn_of_other_port(worker, said)
+        worker.incarnation = incarnation
+        worker.kv = kv_address(worker.config, said)
+
+    async def _get(self, worker: Worker, path: str, *, optional: bool = False) -> Any:
+        """Return the JSON value at `path`, None when the body is not JSON; UnavailableError for an error answer."""
+        async with self._upstream.request(worker, "GET", path) as response:
+            body = await self._upstream.read(worker, response)
+        if response.status == 404 and optional:
+            return None
+        failure = failure_of(worker, response.status, body)
+        if failure is None and response.status != 200:
+            failure = UpstreamError(f"Worker {worker.name} answered {response.status} on {path}.")
+        if failure is not None:
+            raise failure
+        try:
+            return msgspec.json.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def _set(self, worker: Worker, ready: bool, detail: str) -> None:
+        if ready != worker.ready:
+            log.log(
+                logging.INFO if ready else logging.WARNING,
+                "worker %s: name=%s url=%s %s", "ready" if ready else "not ready", worker.name, worker.url, detail,
+            )  # fmt: skip
+        worker.ready, worker.detail = ready, detail
+        self._metrics.worker_ready.labels(worker.name).set(ready)
+
+
+def _warn_of_other_port(worker: Worker, said: str | None) -> None:
+    """A wrong KV port makes every split fail quietly into recomputation: say so when the worker comes up."""
+    configured, reported = parse_address(worker.config.kv), parse_address(said or "")
+    if configured and reported and configured[1] != reported[1]:
+        log.warning(
+            "KV port differs: worker=%s cluster_file=%d worker_says=%d; splits use the cluster file's",
+            worker.name, configured[1], reported[1],
+        )  # fmt: skip
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _cards(answer: object) -> tuple[dict[str, Any], ...]:
+    data = answer.get("data") if isinstance(answer, dict) else None
+    return tuple(card for card in data if isinstance(card, dict)) if isinstance(data, list) else ()

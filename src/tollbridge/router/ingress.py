@@ -1,0 +1,167 @@
+"""① What a client may send: shape, size, identity. Everything that crosses a trust boundary is checked or dropped here.
+
+The body is decoded one level deep: values stay the client's own bytes (`msgspec.Raw`), so that what a worker
+receives is what the client wrote, and a long list of token ids is never turned into Python integers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+from aiohttp import web
+
+from tollbridge.config.cluster import RouterConfig
+from tollbridge.errors import AuthenticationError, RequestError
+from tollbridge.policy import registry
+
+OVERRIDE_HEADER = "x-tollbridge-policy"
+FORWARDED = ("traceparent", "tracestate")  # the only client headers that a worker sees
+PROMPT_FIELD = {"/v1/completions": "prompt", "/v1/chat/completions": "messages"}
+
+Body = dict[str, msgspec.Raw]
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_BODY = msgspec.json.Decoder(Body)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """One accepted request."""
+
+    id: str
+    path: str
+    body: Body  # without kv_transfer_params
+    body_bytes: int
+    model: str | None
+    stream: bool
+    override: str | None
+    trace: dict[str, str]
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """The fields the router itself reads; a wrong type is the client's error."""
+
+    model: str | None = None
+    stream: bool | None = None
+
+
+async def read(request: web.Request, config: RouterConfig, request_id: str, timeout_s: float) -> Call:
+    """Return the accepted call; RequestError (400), web.HTTPRequestTimeout (408) or -EntityTooLarge (413) otherwise."""
+    override = override_of(request, config)
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise RequestError(f"Content-Encoding {encoding[:40]!r} is not supported: send plain JSON.")
+    raw = await _read_body(request, timeout_s)
+    body = parse_body(raw)
+    head = _head(raw)
+    prompt = PROMPT_FIELD.get(request.path)
+    if prompt is not None and prompt not in body:
+        raise RequestError(f"The field {prompt!r} is missing from the request body.", param=prompt)
+    return Call(
+        id=request_id,
+        path=request.path,
+        body=body,
+        body_bytes=len(raw),
+        model=head.model,
+        stream=bool(head.stream),
+        override=override,
+        trace={name: request.headers[name] for name in FORWARDED if name in request.headers},
+    )
+
+
+async def _read_body(request: web.Request, timeout_s: float) -> bytes:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await request.read()
+    except TimeoutError:
+        raise web.HTTPRequestTimeout(reason=f"The request body did not arrive within {timeout_s:g} s.") from None
+
+
+def parse_body(raw: bytes) -> Body:
+    """Return the body's top-level fields less `kv_transfer_params`; RequestError when it is not a JSON object."""
+    try:
+        body = _BODY.decode(raw)
+    except msgspec.ValidationError:
+        raise RequestError("The request body must be a JSON object.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"The request body is not valid JSON: {error}.") from None
+    body.pop("kv_transfer_params", None)
+    _refuse_smuggled_params(body)
+    return body
+
+
+def request_id_of(request: web.Request) -> str:
+    """Return the client's x-request-id when it is sane (1 to 128 printable ASCII characters), else a new one."""
+    given = request.headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
+
+
+def override_of(request: web.Request, config: RouterConfig) -> str | None:
+    """Return the policy that the client asks for by header; RequestError when it may not, or the name is unknown.
+
+    "loopback" looks at the TCP peer: behind a proxy on the same machine every client is a loopback peer.
+    """
+    name = request.headers.get(OVERRIDE_HEADER)
+    if name is None:
+        return None
+    if not _may_override(config.allow_override, request):
+        raise RequestError(
+            f"This router takes {OVERRIDE_HEADER} from {_WHO[config.allow_override]} (router.allow_override is "
+            f"{config.allow_override!r}): send the request without it.",
+            param=OVERRIDE_HEADER,
+        )
+    if name not in registry.POLICIES:
+        known = ", ".join(registry.POLICIES)
+        raise RequestError(f"{OVERRIDE_HEADER} {name[:40]!r} is unknown: choose one of {known}.", param=OVERRIDE_HEADER)
+    return name
+
+
+def authenticate(request: web.Request, keys: list[str] | None) -> None:
+    """Raise AuthenticationError unless the request carries one of `keys` (None: everyone may come in)."""
+    if keys is None:
+        return
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    fits = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]  # no early exit: constant time
+    if scheme.lower() != "bearer" or not any(fits):
+        raise AuthenticationError("The API key is missing or wrong: send Authorization: Bearer KEY.")
+
+
+_WHO = {"never": "nobody", "loopback": "loopback peers only", "always": "everybody"}
+
+
+def _may_override(allow: Literal["never", "loopback", "always"], request: web.Request) -> bool:
+    if allow != "loopback":
+        return allow == "always"
+    peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+    return isinstance(peer, tuple) and is_loopback(str(peer[0]))
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether `host`, an address literal, is this machine's own."""
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def _head(raw: bytes) -> _Head:
+    try:
+        return msgspec.json.decode(raw, type=_Head)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"The request body has a field of a wrong type: {error}.") from None
+
+
+def _refuse_smuggled_params(body: Body) -> None:
+    """vLLM hands `vllm_xargs` to its connector as it hands over `kv_transfer_params`: no way in for a client."""
+    extra = body.get("vllm_xargs")
+    if extra is None:
+        return
+    value = msgspec.json.decode(extra)
+    if isinstance(value, dict) and "kv_transfer_params" in value:
+        raise RequestError("vllm_xargs must not carry kv_transfer_params: the router sets them.", param="vllm_xargs")

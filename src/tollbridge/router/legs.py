@@ -1,0 +1,66 @@
+"""What each worker is sent: bodies, headers, and the signed `kv_transfer_params` of a split."""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+
+from tollbridge.router.ingress import Body, Call
+from tollbridge.wire.params import VERSION, Role, TransferParams, sign
+
+_ONE = msgspec.Raw(b"1")
+_FALSE = msgspec.Raw(b"false")
+_STREAM_ONLY = ("stream_options", "min_tokens")  # make no sense for one token that nobody reads
+
+
+def new_transfer_id() -> str:
+    """Return 128 random bits as hex: whoever knows it may fetch the KV, so it must not be guessable."""
+    return secrets.token_hex(16)
+
+
+def params_for(
+    roles: tuple[Role, ...], *, transfer_id: str, kv: tuple[str, int], expires: float, secret: bytes
+) -> tuple[TransferParams, ...]:
+    """Return one signed TransferParams per role, equal in all but the role."""
+    host, port = kv
+    return tuple(
+        sign(
+            TransferParams(v=VERSION, transfer_id=transfer_id, role=role, host=host, port=port, expires=expires),
+            secret,
+        )
+        for role in roles
+    )
+
+
+def local_body(call: Call) -> bytes:
+    """Return the client's own body."""
+    return msgspec.json.encode(call.body)
+
+
+def decode_body(call: Call, params: TransferParams) -> bytes:
+    """Return the client's body with decode's part of the transfer."""
+    return msgspec.json.encode({**call.body, **_transfer(params)})
+
+
+def prefill_body(call: Call, params: TransferParams) -> bytes:
+    """Return the body of leg 1: the same prompt and sampling, one token, not streamed."""
+    body: Body = {name: value for name, value in call.body.items() if name not in _STREAM_ONLY}
+    body |= {"stream": _FALSE, "max_tokens": _ONE}
+    body |= {name: _ONE for name in ("max_completion_tokens", "n", "best_of") if name in call.body}
+    return msgspec.json.encode({**body, **_transfer(params)})
+
+
+def headers_for(call: Call) -> dict[str, str]:
+    """Return the headers of every leg; nothing else of the client's reaches a worker."""
+    return {
+        "Content-Type": "application/json",
+        "Accept-Encoding": "identity",
+        "x-request-id": call.id,
+        "x-tollbridge-report": "1",
+        **call.trace,
+    }
+
+
+def _transfer(params: TransferParams) -> dict[str, dict[str, TransferParams]]:
+    return {"kv_transfer_params": {"tollbridge": params}}

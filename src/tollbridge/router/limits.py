@@ -1,0 +1,21 @@
+"""The router's own deadlines and bounds, for which the cluster file has no key."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    connect_timeout_s: float = 5.0
+    poll_interval_s: float = 1.0  # between two health checks of a worker
+    body_timeout_s: float = 60.0  # deadline for the client to send its whole request body
+    check_timeout_s: float = 2.0  # deadline of one health check
+    timeouts_until_down: int = 3  # a busy worker may miss a check; a refused connection counts at once
+    suspect_s: float = 5.0  # how long a failed request makes a worker the last choice
+    params_valid_s: float = 60.0  # lifetime of signed kv_transfer_params
+    prefill_grace_s: float = 1.0  # how long a finished request waits for the prefill leg's report
+    drain_s: float = 30.0  # SIGTERM: how long running requests may take to finish
+    keepalive_s: float = 2.0  # below uvicorn's 5 s, so that a worker never closes a connection we are about to use
+    max_answer_bytes: int = 256 << 20  # a whole (non-streaming) answer
+    max_event_bytes: int = 8 << 20  # one server-sent event
+    num_decisions: int = 1024  # remembered for /decisions

@@ -1,0 +1,99 @@
+"""The router as a process: binds, says that it is ready, serves until SIGTERM, lets running requests finish."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TextIO
+
+import msgspec
+import uvloop
+from aiohttp import web
+
+from tollbridge.config.cluster import ClusterConfig
+from tollbridge.errors import ConfigError, StartupError, TollbridgeError
+from tollbridge.router.app import make_app, make_context
+from tollbridge.router.limits import Limits
+from tollbridge.wire.ready import Ready
+
+log = logging.getLogger("tollbridge.router")
+
+BACKLOG = 2048  # the default of 128 stalls bursts of connections by a second
+
+
+def run_router(
+    *, cluster: ClusterConfig, secret: bytes, ready_to: TextIO | None = None, limits: Limits | None = None
+) -> int:
+    """Serve until SIGTERM or SIGINT and return the process's exit code.
+
+    The ready line goes to `ready_to` (stdout), the sentence of an error to stderr.
+    """
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(cluster, secret, ready_to or sys.stdout, limits or Limits()))
+    except TollbridgeError as error:
+        sys.stderr.write(f"tollbridge router: {error.message}\n")
+        return error.exit_code
+    return 0
+
+
+async def _serve(cluster: ClusterConfig, secret: bytes, ready_to: TextIO, limits: Limits) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with listening(cluster, secret, limits=limits) as url:
+        ready = Ready(ready="router", name="router", url=url, pid=os.getpid(), model=cluster.model)
+        ready_to.write(msgspec.json.encode(ready).decode() + "\n")
+        ready_to.flush()
+        await stop.wait()
+        log.info("stopping: running requests have %g s to finish", limits.drain_s)
+
+
+@asynccontextmanager
+async def listening(cluster: ClusterConfig, secret: bytes, *, limits: Limits | None = None) -> AsyncIterator[str]:
+    """Serve in the background and yield the router's URL; on leaving stop accepting and let running requests finish.
+
+    Raises ConfigError or StartupError when it cannot start.
+    """
+    limits, router = limits or Limits(), cluster.router
+    runner = web.AppRunner(
+        make_app(make_context(cluster, secret, limits=limits)),
+        access_log=None,
+        handler_cancellation=True,  # otherwise a client that leaves never reaches the handler
+        auto_decompress=False,
+        shutdown_timeout=limits.drain_s,
+    )
+    tls = _tls(router.tls)
+    await runner.setup()
+    try:
+        await _bind(web.TCPSite(runner, router.host, router.port, backlog=BACKLOG, ssl_context=tls))
+        host = f"[{router.host}]" if ":" in router.host else router.host
+        yield f"{'https' if tls else 'http'}://{host}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def _bind(site: web.TCPSite) -> None:
+    try:
+        await site.start()
+    except OSError as error:
+        raise StartupError(f"The router cannot listen on {site.name}: {error.strerror or error}.") from error
+
+
+def _tls(files: dict[str, str] | None) -> ssl.SSLContext | None:
+    if files is None:
+        return None
+    if set(files) != {"cert", "key"}:
+        raise ConfigError("router.tls needs exactly the keys cert and key: two PEM files.", param="router.tls")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(files["cert"], files["key"])
+    except (OSError, ssl.SSLError) as error:
+        raise StartupError(f"router.tls cannot be loaded from {files['cert']} and {files['key']}: {error}.") from error
+    return context

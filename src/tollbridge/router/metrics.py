@@ -1,0 +1,65 @@
+"""The router's metrics. Labels come from closed sets: workers of the cluster file, choices, reason codes, outcomes."""
+
+from __future__ import annotations
+
+import re
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+_LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_CODE = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_MAX_CODES = 40
+
+
+class Codes:
+    """Keeps a label's values bounded: the first few well-formed codes pass, everything else is "other"."""
+
+    def __init__(self, bound: int = _MAX_CODES) -> None:
+        self._bound = bound
+        self._seen: set[str] = set()
+
+    def label(self, code: str) -> str:
+        """Return `code`, or "other" when it is malformed or one too many."""
+        if code in self._seen:
+            return code
+        if not _CODE.fullmatch(code) or len(self._seen) >= self._bound:
+            return "other"
+        self._seen.add(code)
+        return code
+
+
+class RouterMetrics:
+    """One set per router, in its own registry."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.codes = Codes()
+        self.requests = self._counter(
+            "requests", "Requests that ended, by decision and outcome.", "choice", "reason", "outcome"
+        )
+        self.refused = self._counter("refused_requests", "Requests refused before a decision, by status.", "status")
+        self.retries = self._counter("retries", "Second attempts before the first byte, by reason.", "reason")
+        self.upstream_errors = self._counter("upstream_errors", "Failed legs, by worker and leg.", "worker", "leg")
+        self.split_verified = self._counter("split_verified", "Splits whose decode worker loaded all KV it lacked.")
+        self.split_unverified = self._counter(
+            "split_unverified", "Splits that paid prefill twice, by reason.", "reason"
+        )
+        self.kv_bytes = self._counter("kv_payload_bytes", "KV bytes that decode workers received, as they report.")
+        self.wire_seconds = self._counter("kv_wire_seconds", "First to last KV byte, summed, as decode workers report.")
+        self.chunks = self._counter("relayed_chunks", "Pieces of streams written to clients.")
+        self.ttft = self._histogram(
+            "time_to_first_token_seconds", "Arrival to the first relayed event or whole answer."
+        )
+        self.duration = self._histogram("request_duration_seconds", "Arrival to the end.")
+        self.in_flight = self._gauge("in_flight_requests", "Requests being served now.")
+        self.worker_ready = self._gauge("worker_ready", "1 when the worker passed its last health check.", "worker")
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"tollbridge_router_{name}", text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(f"tollbridge_router_{name}", text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        full_name = f"tollbridge_router_{name}"
+        return Histogram(full_name, text, ("choice",), buckets=_LATENCY_BUCKETS, registry=self.registry)

@@ -1,0 +1,166 @@
+"""What is remembered, counted and logged about one request: its decision record, filled in while it runs."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from tollbridge.router.context import Context
+from tollbridge.router.ingress import Call
+from tollbridge.router.stream import Usage
+from tollbridge.router.verify import Verdict, verify_split
+from tollbridge.wire.decision import Decision, DecisionRecord, Happened
+from tollbridge.wire.params import WorkerReport
+
+log = logging.getLogger("tollbridge.router")
+
+
+class Outcome:
+    """The record of one request. Its flow writes into it; `end` closes it, once."""
+
+    def __init__(self, context: Context, call: Call, decision: Decision) -> None:
+        self._metrics = context.metrics
+        self._clock = context.clock
+        self._started_s = context.clock.monotonic()
+        self._happened = Happened()
+        self._record = DecisionRecord(at=context.clock.wall(), decision=decision, happened=self._happened)
+        self._notes: list[str] = []
+        self._verdict: Verdict | None = None
+        self._stream = call.stream
+        self.usage: Usage | None = None
+        self.num_chunks = 0
+        context.decisions.add(self._record)
+
+    @property
+    def decision(self) -> Decision:
+        return self._record.decision
+
+    @decision.setter
+    def decision(self, decision: Decision) -> None:
+        self._record.decision = decision
+
+    def header(self) -> str:
+        """Return the value of x-tollbridge-decision: ASCII JSON; `verified` only when it is known by then."""
+        decision = self.decision
+        fields: dict[str, object] = {
+            "id": decision.id,
+            "choice": decision.choice,
+            "prefill": decision.prefill,
+            "decode": decision.decode,
+            "policy": decision.policy,
+            "reason": decision.reason,
+            "predicted": decision.terms,
+        }
+        if self._verdict is not None:
+            fields["verified"] = self._verdict.verified
+        return json.dumps(fields, separators=(",", ":"))
+
+    # --- what the flow tells
+
+    def new_attempt(self) -> None:
+        """Forget what the workers of an earlier attempt reported."""
+        self._happened.prefill_report = None
+        self._happened.decode_report = None
+        self._verdict = None
+
+    def retry(self, decision: Decision) -> None:
+        """Replace the decision by that of the next attempt."""
+        self.decision = decision
+        self._metrics.retries.labels(decision.reason).inc()
+        log.warning("retry: id=%s reason=%s decode=%s %s", decision.id, decision.reason, decision.decode, decision.why)
+
+    def note(self, sentence: str) -> None:
+        """Remember what went wrong on the way, also of a request that ends well."""
+        self._notes.append(sentence)
+
+    def first_event(self) -> None:
+        """The first piece of the answer is about to reach the client."""
+        self._happened.ttft_s = self._clock.monotonic() - self._started_s
+
+    def prefill_done(self, report: WorkerReport | None) -> None:
+        self._happened.prefill_report = report
+
+    def decode_done(self, report: WorkerReport | None) -> None:
+        """Take the decode worker's report and judge the split by it."""
+        self._happened.decode_report = report
+        if self.decision.choice == "split":
+            self._verdict = verify_split(report)
+
+    def kv_arrived(self) -> bool:
+        """Return whether the decode worker said that it loaded all that it lacked."""
+        return self._verdict is not None and self._verdict.verified
+
+    def answered(self, http_status: int) -> None:
+        """The answer was sent whole."""
+        self._happened.status = "ok" if http_status < 400 else "error"
+        self._happened.http_status = http_status
+
+    def failed(self, http_status: int, sentence: str) -> None:
+        self._happened.status = "error"
+        self._happened.http_status = http_status
+        self.note(sentence)
+
+    def cancelled(self, sentence: str) -> None:
+        self._happened.status = "cancelled"
+        self.note(sentence)
+
+    # --- the end
+
+    def end(self) -> None:
+        """Close the record: totals, metrics, one log line."""
+        happened = self._happened
+        if happened.status == "running":  # an exception nobody foresaw: the middleware answers 500
+            self.failed(500, "The router failed on this request: its log has the traceback.")
+        happened.total_s = self._clock.monotonic() - self._started_s
+        happened.error = " ".join(self._notes)
+        self._count_tokens()
+        self._judge_split()
+        self._count()
+        self._log()
+
+    def _count_tokens(self) -> None:
+        happened, report = self._happened, self._happened.decode_report
+        if report is not None:
+            happened.prompt_tokens, happened.completion_tokens = report.prompt_tokens, report.generated_tokens
+        elif self.usage is not None:
+            happened.prompt_tokens = self.usage.prompt_tokens
+            happened.completion_tokens = self.usage.completion_tokens
+
+    def _judge_split(self) -> None:
+        verdict = self._verdict
+        if verdict is None or self._happened.status != "ok":
+            return
+        self._happened.split_verified = verdict.verified
+        if verdict.verified:
+            self._metrics.split_verified.inc()
+            return
+        self._metrics.split_unverified.labels(self._metrics.codes.label(verdict.reason)).inc()
+        self._happened.error = f"{self._happened.error} {verdict.why}".strip()
+        log.warning(
+            "split not verified: id=%s prefill=%s decode=%s reason=%s %s",
+            self.decision.id, self.decision.prefill, self.decision.decode, verdict.reason, verdict.why,
+        )  # fmt: skip
+
+    def _count(self) -> None:
+        happened, metrics, choice = self._happened, self._metrics, self.decision.choice
+        metrics.requests.labels(choice, self.decision.reason, happened.status).inc()
+        metrics.duration.labels(choice).observe(happened.total_s or 0.0)
+        if happened.ttft_s is not None:
+            metrics.ttft.labels(choice).observe(happened.ttft_s)
+        metrics.chunks.inc(self.num_chunks)
+        transfer = happened.decode_report.transfer if happened.decode_report else None
+        if transfer is not None:
+            metrics.kv_bytes.inc(max(transfer.payload_bytes, 0))
+            metrics.wire_seconds.inc(max(transfer.wire_s, 0.0))
+
+    def _log(self) -> None:
+        happened, decision = self._happened, self.decision
+        log.info(
+            "request: id=%s choice=%s prefill=%s decode=%s policy=%s reason=%s status=%s http=%d stream=%s "
+            "ttft_s=%s total_s=%.4f prompt_tokens=%d completion_tokens=%d verified=%s",
+            decision.id, decision.choice, decision.prefill or "-", decision.decode, decision.policy, decision.reason,
+            happened.status, happened.http_status, self._stream,
+            "-" if happened.ttft_s is None else f"{happened.ttft_s:.4f}",
+            happened.total_s, happened.prompt_tokens, happened.completion_tokens,
+            "-" if happened.split_verified is None else happened.split_verified,
+        )  # fmt: skip

@@ -1,0 +1,99 @@
+"""⑥ From the decode leg's answer to the client: I/O around the pure `stream.EventFilter`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import aiohttp
+from aiohttp import web
+
+from tollbridge.errors import UpstreamError
+from tollbridge.router.client import Client
+from tollbridge.router.context import Context
+from tollbridge.router.fleet import Worker
+from tollbridge.router.outcome import Outcome
+from tollbridge.router.stream import EventFilter, take_report, usage_of
+from tollbridge.router.upstream import Deadline, failure_in_event, failure_of, worker_errors
+
+EVENT_STREAM = "text/event-stream"
+
+
+class Relay:
+    """Relays the answers of one request's attempts. `begin` is called before the first byte leaves; it may raise."""
+
+    def __init__(self, context: Context, client: Client, outcome: Outcome, begin: Callable[[], None]) -> None:
+        self._context = context
+        self._client = client
+        self._outcome = outcome
+        self._begin = begin
+        self._idle_s = context.config.router.idle_timeout_s
+
+    async def answer(self, worker: Worker, response: aiohttp.ClientResponse, limit: Deadline) -> web.StreamResponse:
+        """Relay `response`, whatever its kind; UnavailableError when the worker failed."""
+        if response.status == 200 and response.content_type == EVENT_STREAM:
+            return await self._stream(worker, response, limit)
+        return await self._whole(worker, response, limit)
+
+    async def _whole(self, worker: Worker, response: aiohttp.ClientResponse, limit: Deadline) -> web.StreamResponse:
+        """Relay an answer that is not streamed, or the worker's refusal of the client's mistake."""
+        limit.extend(self._idle_s)
+        body = await self._context.upstream.read(worker, response)
+        failure = failure_of(worker, response.status, body)
+        if failure is not None:
+            raise failure
+        self._begin()
+        body, report = take_report(body)
+        self._outcome.usage = usage_of(body)
+        if response.status == 200:
+            self._outcome.decode_done(report)
+            self._context.fleet.succeeded(worker)
+        self._outcome.answered(response.status)
+        limit.waiting_for_client = True
+        return await self._client.send_whole(response.status, response.content_type, body, self._outcome.header())
+
+    async def _stream(self, worker: Worker, response: aiohttp.ClientResponse, limit: Deadline) -> web.StreamResponse:
+        """Relay a stream, event by event. The head leaves with the first event: until then a retry is possible."""
+        events = EventFilter(self._context.limits.max_event_bytes)
+        async for data in _pieces(worker, response, events):
+            if self._client.response is None:
+                self._refuse_failure(worker, events)
+                self._begin()
+                await self._client.begin_stream(self._outcome.header())
+            limit.waiting_for_client = True
+            await self._client.write(data)
+            limit.waiting_for_client = False
+            self._outcome.num_chunks += 1
+            limit.extend(self._idle_s)
+        limit.waiting_for_client = True
+        return await self._end(worker, events)
+
+    async def _end(self, worker: Worker, events: EventFilter) -> web.StreamResponse:
+        self._outcome.usage = events.usage()
+        self._outcome.decode_done(events.report)
+        if events.error:
+            self._outcome.failed(200, f"Worker {worker.name} ended its stream with an error event.")
+        elif not events.finished or self._client.response is None:
+            raise UpstreamError(f"Worker {worker.name} ended its stream before [DONE].")
+        else:
+            self._outcome.answered(200)
+            self._context.fleet.succeeded(worker)
+        return await self._client.end_stream()
+
+    @staticmethod
+    def _refuse_failure(worker: Worker, events: EventFilter) -> None:
+        """A stream that starts with an error event is a failed leg, which may be retried."""
+        failure = failure_in_event(worker, events.error) if events.error else None
+        if failure is not None:
+            raise failure
+
+
+async def _pieces(worker: Worker, response: aiohttp.ClientResponse, events: EventFilter) -> AsyncIterator[bytes]:
+    """Yield what may be relayed, as it comes: several events at once when the worker is faster than the client."""
+    content = response.content
+    while True:
+        with worker_errors(worker):
+            chunk = await content.readany()
+        if not chunk:
+            return
+        if data := events.feed(chunk):
+            yield data

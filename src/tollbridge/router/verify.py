@@ -1,0 +1,33 @@
+"""Did a split really happen? Compares what the decode worker loaded with what it lacked."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tollbridge.wire.params import WorkerReport
+
+
+class Verdict(NamedTuple):
+    verified: bool
+    reason: str = ""  # a short code, empty when verified
+    why: str = ""  # one sentence for a person
+
+
+def verify_split(report: WorkerReport | None) -> Verdict:
+    """Return whether the decode worker loaded all the KV that it lacked.
+
+    A prompt of n tokens with h in the worker's own prefix cache lacks n - 1 - h: the last token is computed there, for
+    its logits.
+    """
+    if report is None:
+        return Verdict(False, "no_report", "The decode worker sent no report: nobody knows whether it loaded any KV.")
+    lacked = max(report.prompt_tokens - 1 - report.cached_tokens, 0)
+    if report.loaded_tokens >= lacked:
+        return Verdict(True)
+    why = f"The decode worker lacked {lacked} tokens of KV and loaded {report.loaded_tokens}, so it computed the rest"
+    transfer = report.transfer
+    if transfer is None:
+        return Verdict(False, "no_transfer", f"{why}; it opened no transfer.")
+    if transfer.outcome == "done":
+        return Verdict(False, "partial", f"{why}.")
+    return Verdict(False, transfer.reason or transfer.outcome, f"{why}: {transfer.detail or transfer.reason}.")
