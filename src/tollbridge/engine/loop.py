@@ -17,6 +17,7 @@ from tollbridge.engine.counters import Counters
 from tollbridge.engine.ports import Runner, Sampler
 from tollbridge.engine.requests import LiveRequest
 from tollbridge.engine.transfers import TransferDesk
+from tollbridge.errors import TransferError
 from tollbridge.kv.pool import BlockPool
 from tollbridge.sched.plan import StepPlan
 from tollbridge.sched.scheduler import Schedule, Scheduler
@@ -136,11 +137,17 @@ class EngineLoop:
     def _obey(self, commands: Iterable[Command]) -> None:
         for command in commands:
             if isinstance(command, LiveRequest):
-                self._live[command.request.request_id] = command
-                self._scheduler.add(command.sequence)
-                self._desk.begin(command)
+                self._begin(command)
             elif (live := self._live.get(command)) is not None:
                 self._end(live, live.end("abort"), complete=False, detail="The request was aborted.")
+
+    def _begin(self, live: LiveRequest) -> None:
+        self._live[live.request.request_id] = live
+        self._scheduler.add(live.sequence)
+        try:
+            self._desk.begin(live)
+        except TransferError as error:  # the sender does not take it: this request ends, the loop goes on
+            self._end(live, live.end("error", error.message), complete=False, detail=error.message)
 
     def _placed(self, schedule: Schedule, now_s: float) -> None:
         """Tell the transfers which sequences got their blocks."""

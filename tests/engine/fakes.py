@@ -1,0 +1,292 @@
+"""A model whose next token is a hash of the KV it reads from its paged memory: wrong KV gives wrong tokens."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from xxhash import xxh3_64_digest, xxh3_64_intdigest
+
+from tollbridge.clock import Clock, SystemClock
+from tollbridge.config.cluster import EngineConfig
+from tollbridge.engine.base import EngineRequest, ModelInfo, SamplingParams, StepOutput
+from tollbridge.engine.core import EmbeddedEngine
+from tollbridge.sched.plan import SequenceChunk, StepPlan
+from tollbridge.transfer.base import Fingerprint
+from tollbridge.transfer.memory import BufferMemory
+from tollbridge.wire.params import TransferParams
+
+NUM_LAYERS = 3
+TOKEN_BYTES = 8
+BLOCK_SIZE = 4
+VOCAB_SIZE = 1000
+EOS = 999
+TIMEOUT_S = 20.0
+
+
+def make_memory(num_blocks: int) -> BufferMemory:
+    size = NUM_LAYERS * num_blocks * BLOCK_SIZE * TOKEN_BYTES
+    return BufferMemory(
+        bytearray(b"\xee" * size),
+        num_layers=NUM_LAYERS,
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        token_bytes=TOKEN_BYTES,
+    )
+
+
+def fingerprint() -> Fingerprint:
+    return Fingerprint(
+        model="fake",
+        dtype="bytes",
+        num_layers=NUM_LAYERS,
+        num_kv_heads=1,
+        head_size=TOKEN_BYTES // 2,
+        block_size=BLOCK_SIZE,
+        layout="token-major",
+    )
+
+
+def kv_of(prefix: bytes, token_id: int, layer: int) -> bytes:
+    return xxh3_64_digest(prefix + token_id.to_bytes(4, "big") + bytes([layer]))
+
+
+def draw(layers: Sequence[bytes], seed: int, position: int) -> int:
+    return xxh3_64_intdigest(b"".join(layers) + f"{seed}/{position}".encode()) % VOCAB_SIZE
+
+
+def reference(prompt: Sequence[int], *, max_tokens: int, seed: int = 0, ignore_eos: bool = True) -> list[int]:
+    """What a worker must generate for `prompt`, computed without blocks, batches or caches."""
+    tokens, layers = list(prompt), [b""] * NUM_LAYERS
+    for _ in range(max_tokens):
+        for position in range(len(layers[0]) // TOKEN_BYTES, len(tokens)):
+            layers = [kv + kv_of(kv, tokens[position], layer) for layer, kv in enumerate(layers)]
+        tokens.append(draw(layers, seed, len(tokens)))
+        if tokens[-1] == EOS and not ignore_eos:
+            break
+    return tokens[len(prompt) :]
+
+
+class FakeRunner:
+    """Computes plans on a BufferMemory; `before` may block or raise in the engine's thread."""
+
+    num_layers = NUM_LAYERS
+
+    def __init__(self, memory: BufferMemory) -> None:
+        self.memory = memory
+        self.plans: list[StepPlan] = []
+        self.before: Callable[[StepPlan], None] = lambda plan: None
+
+    def run(self, plan: StepPlan, on_layer: Callable[[int], None]) -> list[list[bytes]]:
+        self.plans.append(plan)
+        self.before(plan)
+        for layer in range(NUM_LAYERS):
+            for chunk in plan.chunks:
+                self._compute(chunk, layer)
+            on_layer(layer)
+        return [self._read(chunk) for chunk in plan.chunks if chunk.needs_logits]
+
+    def _compute(self, chunk: SequenceChunk, layer: int) -> None:
+        kv = b"".join(self.memory.views(layer, chunk.block_table, 0, chunk.first_token))
+        for position, token in enumerate(chunk.token_ids, chunk.first_token):
+            value = kv_of(kv, token, layer)
+            self.memory.views(layer, chunk.block_table, position, 1)[0][:] = value
+            kv += value
+
+    def _read(self, chunk: SequenceChunk) -> list[bytes]:
+        end = chunk.first_token + len(chunk.token_ids)
+        return [b"".join(self.memory.views(layer, chunk.block_table, 0, end)) for layer in range(NUM_LAYERS)]
+
+
+class FakeSampler:
+    def sample(
+        self, logits: Any, params: Sequence[SamplingParams], seeds: Sequence[int], positions: Sequence[int]
+    ) -> list[int]:
+        assert len(logits) == len(params) == len(seeds) == len(positions)
+        return [draw(row, seed, position) for row, seed, position in zip(logits, seeds, positions, strict=True)]
+
+
+class FakeStream:
+    """Token 7 reads "7 "; a stop string may span tokens, and nothing is held back but the last space."""
+
+    def __init__(self, prompt: Sequence[int], stop: tuple[str, ...]) -> None:
+        self._stop = stop
+        self._text = ""
+        self._sent = 0
+
+    def push(self, token_id: int) -> tuple[str, str | None]:
+        self._text += f"{token_id} "
+        for stop in self._stop:
+            if (at := self._text.find(stop)) >= 0:
+                return self._text[self._sent : at], stop
+        return self._up_to(len(self._text) - 1), None
+
+    def finish(self) -> str:
+        return self._up_to(len(self._text))
+
+    def _up_to(self, end: int) -> str:
+        text, self._sent = self._text[self._sent : end], max(end, self._sent)
+        return text
+
+
+class FakeTokenizer:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [int(word) for word in text.split()]
+
+    def decode(self, token_ids: list[int]) -> str:
+        return " ".join(map(str, token_ids))
+
+    def apply_chat_template(
+        self, messages: list[dict[str, object]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        raise NotImplementedError
+
+
+class Answer:
+    """A sink that collects outputs and lets a test wait for them."""
+
+    def __init__(self) -> None:
+        self.outputs: list[StepOutput] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, output: StepOutput) -> None:
+        with self._changed:
+            assert not (self.outputs and self.outputs[-1].finish_reason), "an output after the last"
+            self.outputs.append(output)
+            self._changed.notify_all()
+
+    @property
+    def token_ids(self) -> list[int]:
+        return [token for output in self.outputs for token in output.token_ids]
+
+    @property
+    def text(self) -> str:
+        return "".join(output.text for output in self.outputs)
+
+    @property
+    def last(self) -> StepOutput:
+        return self.outputs[-1]
+
+    def wait(self) -> StepOutput:
+        """Return the last output."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.outputs and self.outputs[-1].finish_reason, TIMEOUT_S)
+            return self.outputs[-1]
+
+    def wait_tokens(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.token_ids) >= count, TIMEOUT_S)
+
+
+class Gate:
+    """A `FakeRunner.before` that stops the engine in front of each step until it is let through."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._allowed = 0
+        self.arrived = 0
+
+    def __call__(self, plan: StepPlan) -> None:
+        with self._changed:
+            self.arrived += 1
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self._allowed >= self.arrived, TIMEOUT_S)
+
+    def wait_arrived(self, count: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self.arrived >= count, TIMEOUT_S)
+
+    def let_through(self, count: int = 1_000_000) -> None:
+        with self._changed:
+            self._allowed = self.arrived + count if count < 1_000_000 else count
+            self._changed.notify_all()
+
+
+class Worker:
+    """An engine on fakes."""
+
+    def __init__(
+        self,
+        *,
+        num_blocks: int = 64,
+        max_num_batched_tokens: int = 32,
+        max_num_seqs: int = 8,
+        max_model_len: int = 200,
+        memory: BufferMemory | None = None,
+        sender: Any = None,
+        receiver: Any = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.runner = FakeRunner(memory or make_memory(num_blocks))
+        self.num_blocks = self.runner.memory.num_blocks
+        self.engine = EmbeddedEngine(
+            info=ModelInfo(
+                name="fake",
+                max_model_len=max_model_len,
+                vocab_size=VOCAB_SIZE,
+                dtype="bytes",
+                block_size=BLOCK_SIZE,
+                num_blocks=self.num_blocks,
+                kv_bytes_per_token=NUM_LAYERS * TOKEN_BYTES,
+                eos_token_ids=(EOS,),
+            ),
+            config=EngineConfig(
+                block_size=BLOCK_SIZE, max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs
+            ),
+            tokenizer=FakeTokenizer(),
+            runner=self.runner,
+            sampler=FakeSampler(),
+            text_streams=FakeStream,
+            sender=sender,
+            receiver=receiver,
+            clock=clock or SystemClock(),
+            rng=random.Random(1),
+        )
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.engine.shutdown()
+        if exc[0] is None:
+            self.assert_empty()
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int = 6,
+        request_id: str | None = None,
+        transfer: TransferParams | None = None,
+        cache_salt: str | None = None,
+        arrival_s: float = 0.0,
+        **sampling: Any,
+    ) -> Answer:
+        answer = Answer()
+        answer.request_id = request_id or f"r{id(answer)}"  # type: ignore[attr-defined]
+        self.engine.submit(
+            EngineRequest(
+                request_id=answer.request_id,  # type: ignore[attr-defined]
+                prompt_token_ids=tuple(prompt),
+                sampling=SamplingParams(**{"max_tokens": max_tokens, "seed": 0, "ignore_eos": True, **sampling}),
+                sink=answer,
+                transfer=transfer,
+                cache_salt=cache_salt,
+                arrival_s=arrival_s,
+            )
+        )
+        return answer
+
+    def assert_empty(self) -> None:
+        """Nothing runs, waits or is held, and every invariant stands."""
+        self.engine.check()
+        statistics = self.engine.statistics()
+        assert statistics.num_free_blocks == statistics.num_blocks == self.num_blocks
+        assert not (statistics.num_running or statistics.num_waiting or statistics.num_parked)
+        assert not (statistics.num_pinned_blocks or statistics.waiting_prefill_tokens)
+
+
+def prompt_of(length: int, start: int = 0) -> list[int]:
+    return [(start + 7 * i) % VOCAB_SIZE for i in range(length)]
