@@ -1,0 +1,26 @@
+"""What several commands share: the cluster file, and the flags that override it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from tollbridge.config.load import Loaded, Override, load
+
+ConfigFile = Annotated[
+    Path | None, Parameter(name="--config", help="The cluster file; by default ./tollbridge.yaml where it exists.")
+]
+PrintConfig = Annotated[
+    bool, Parameter(negative=(), help="Print the configuration and where each value came from, then exit.")
+]
+
+
+def configure(config: Path | None, *, model: str | None = None, port: int | None = None) -> Loaded:
+    """Return the configuration with the flags that were given on top; ConfigError when it is wrong."""
+    flags = [
+        Override(path="model", value=model, flag="--model"),
+        Override(path="router.port", value=port, flag="--port"),
+    ]
+    return load(config, overrides=[flag for flag in flags if flag.value is not None])

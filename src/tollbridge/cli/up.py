@@ -1,0 +1,99 @@
+"""`tollbridge up`: one command from nothing to an OpenAI-compatible URL, and back to nothing on Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from contextlib import suppress
+from functools import partial
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from tollbridge.cli.display import make_display
+from tollbridge.cli.interrupts import Interrupts, run_interruptible
+from tollbridge.cli.options import ConfigFile, PrintConfig, configure
+from tollbridge.cli.placement import place
+from tollbridge.cli.prepare import prepare_model
+from tollbridge.cli.stack import Stack, check_startable, running_stack
+from tollbridge.config.cluster import ClusterConfig, RouterConfig
+from tollbridge.config.secret import secret_for_local
+from tollbridge.config.show import render
+from tollbridge.errors import StartupError
+from tollbridge.worker.supervisor import OnLine
+
+
+def up(
+    *,
+    config: ConfigFile = None,
+    model: Annotated[str | None, Parameter(help="smollm2, tiny (random weights), a folder, or a hub id.")] = None,
+    port: Annotated[int | None, Parameter(help="The router's port; 0 chooses a free one.")] = None,
+    logs: Annotated[bool, Parameter(negative=(), help="Show what router and workers log.")] = False,
+    print_config: PrintConfig = False,
+) -> int:
+    """Run router and workers on this machine until Ctrl-C. Without a cluster file: one prefill and one decode worker.
+
+    The default model is fetched if it is missing. When any process ends, all do.
+    """
+    loaded = configure(config, model=model, port=port)
+    if print_config:
+        print(render(loaded), end="")
+        return 0
+    cluster = loaded.cluster
+    check_startable(cluster)
+    check_port_free(cluster.router)
+    secret = secret_for_local(cluster)
+    cluster = msgspec.structs.replace(cluster, model=prepare_model(cluster.model))
+    return asyncio.run(run_interruptible(partial(_serve, cluster, secret, show_line if logs else None)))
+
+
+async def _serve(cluster: ClusterConfig, secret: bytes, on_line: OnLine | None, interrupts: Interrupts) -> int:
+    placement = place(cluster, os.sched_getaffinity(0))
+    display = make_display()
+    with display:
+        if placement.note:
+            display.note(placement.note)
+        async with running_stack(placement.cluster, secret, display=display, on_line=on_line) as stack:
+            interrupts.on_second = stack.kill
+            display.note(f"serving {stack.model}; Ctrl-C stops everything")
+            print(invitation(stack), flush=True)
+            raise await stack.wait_death()
+
+
+def invitation(stack: Stack) -> str:
+    """Return the URL and a request to paste."""
+    body = {
+        "model": stack.model,
+        "stream": True,
+        "messages": [{"role": "user", "content": "Why do bridges have tolls?"}],
+    }
+    key = ' -H "authorization: Bearer $TOLLBRIDGE_API_KEY"' if stack.cluster.router.api_keys else ""
+    return (
+        f"Tollbridge is at {stack.url}/v1\n"
+        f"  curl -N {stack.url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{json.dumps(body)}'\n"
+        f"  tollbridge chat --url {stack.url}"
+    )
+
+
+def check_port_free(router: RouterConfig) -> None:
+    """Raise StartupError when the router's port is taken: better now than after the workers have loaded the model."""
+    family = socket.AF_INET6 if ":" in router.host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((router.host, router.port))
+        except OSError as error:
+            raise StartupError(
+                f"the router cannot listen on {router.host} port {router.port} ({os.strerror(error.errno or 0)}): "
+                "choose another port with --port, or --port 0 for any free one."
+            ) from None
+
+
+def show_line(name: str, line: str) -> None:
+    """Pass one line of a child on to stderr, which may be gone."""
+    with suppress(OSError):
+        print(f"{name:<6} | {line}", file=sys.stderr, flush=True)
