@@ -39,9 +39,9 @@ class _Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionRequest(_Sampling, frozen=True, kw_only=True):
-    """`POST /v1/completions`. `prompt` is text or token ids."""
+    """`POST /v1/completions`. `prompt` is text, or token ids, or a list of either; the types never mix."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: str | list[int | str | list[int]]
     add_special_tokens: bool = True  # vLLM extension
     return_token_ids: bool = False  # vLLM extension: choices carry `token_ids`
 

@@ -1,0 +1,122 @@
+"""JSON body -> request struct. Nothing is ignored: what the engine cannot do is refused by name, with the nearest name.
+
+A parameter that the engine lacks is let through only at the value at which it asks for nothing (`"echo": false`),
+because common clients always send some of these.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from tollbridge.errors import RequestError, UnsupportedError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_ZERO = (b"0", b"0.0")
+_ONE = (b"1", b"1.0")
+
+# Known to OpenAI or vLLM, absent here: name -> the JSON texts that mean "not wanted" (null always does).
+NEUTRAL: dict[str, tuple[bytes, ...]] = {
+    "best_of": (b"1",),
+    "chat_template": (),
+    "chat_template_kwargs": (b"{}",),
+    "continue_final_message": (b"false",),
+    "echo": (b"false",),
+    "frequency_penalty": _ZERO,
+    "function_call": (b'"none"',),
+    "functions": (b"[]",),
+    "include_stop_str_in_output": (b"false",),
+    "length_penalty": _ONE,
+    "logit_bias": (b"{}",),
+    "logprobs": (b"false",),
+    "metadata": (b"{}",),
+    "min_p": _ZERO,
+    "min_tokens": (b"0",),
+    "modalities": (b'["text"]',),
+    "parallel_tool_calls": (b"false",),
+    "presence_penalty": _ZERO,
+    "priority": (b"0",),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "repetition_penalty": _ONE,
+    "response_format": (b'{"type":"text"}', b'{"type": "text"}'),
+    "service_tier": (b'"auto"', b'"default"'),
+    "skip_special_tokens": (b"true",),
+    "spaces_between_special_tokens": (b"true",),
+    "store": (b"false",),
+    "structured_outputs": (),
+    "suffix": (b'""',),
+    "tool_choice": (b'"none"',),
+    "tools": (b"[]",),
+    "top_logprobs": (b"0",),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (b"false",),
+}
+
+_fields = msgspec.json.Decoder(dict[str, Raw])
+
+
+def parse(body: bytes, kind: type[T]) -> T:
+    """Return the request in `body`; RequestError or UnsupportedError with one sentence otherwise."""
+    raw = _decode_fields(body)
+    supported = set(kind.__struct_fields__)
+    wanted = {name: value for name, value in raw.items() if bytes(value) != b"null"}
+    for name in raw.keys() - supported:
+        _refuse_unless_neutral(name, raw[name], supported)
+    try:
+        return msgspec.json.decode(
+            msgspec.json.encode({name: value for name, value in wanted.items() if name in supported}), type=kind
+        )
+    except msgspec.ValidationError as error:
+        raise _wrong_field(error) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RequestError(f"The request body is not valid JSON: {_reason(error, len(body))}.") from None
+
+
+def _decode_fields(body: bytes) -> dict[str, Raw]:
+    try:
+        return _fields.decode(body)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"The request body must be a JSON object: {_lower(str(error))}.") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RequestError(f"The request body is not valid JSON: {_reason(error, len(body))}.") from None
+
+
+def _reason(error: Exception, num_bytes: int) -> str:
+    """Say what is wrong and where; msgspec gives the position of all faults but the end of the data."""
+    text = _lower(str(error)).removeprefix("JSON is malformed: ").removeprefix("jSON is malformed: ")
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return text if "(byte " in text else f"{text} (byte {num_bytes})"
+
+
+def _refuse_unless_neutral(name: str, value: Raw, supported: set[str]) -> None:
+    if name in NEUTRAL:
+        if bytes(value) == b"null" or bytes(value) in NEUTRAL[name]:
+            return
+        raise UnsupportedError(f'Parameter "{name}" is not supported by the embedded engine: leave it out.', param=name)
+    shown = name if len(name) <= 64 else name[:64] + "…"
+    near = difflib.get_close_matches(name[:64], sorted(supported), n=1)
+    hint = f'did you mean "{near[0]}"?' if near else "leave it out."
+    raise UnsupportedError(f'Parameter "{shown}" is not known: {hint}', param=shown)
+
+
+def _wrong_field(error: msgspec.ValidationError) -> RequestError:
+    """Turn msgspec's "Expected `int`, got `str` - at `$.max_tokens`" into a sentence that begins with the field."""
+    text = str(error)
+    missing = re.search(r"missing required field `(\w+)`", text)
+    if missing:
+        return RequestError(f'Parameter "{missing[1]}" is required.', param=missing[1])
+    what, _, path = text.partition(" - at `$.")
+    field = path.rstrip("`")
+    param = re.split(r"[.\[]", field)[0] or None
+    return RequestError(f'Parameter "{field}": {_lower(what)}.' if field else f"{what}.", param=param)
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,129 @@
+"""A request's prompt as token ids, checked against the vocabulary.
+
+Long texts are tokenized in one thread beside the event loop, one after the other: they neither stop the token streams
+of other requests nor take every core from the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from tollbridge.engine.base import ModelInfo, Tokenizer
+from tollbridge.errors import RequestError, UnsupportedError
+from tollbridge.wire.openai import ChatCompletionRequest, CompletionRequest
+
+T = TypeVar("T")
+
+INLINE_CHARACTERS = 8192  # about a millisecond of tokenizing
+
+
+class Prompts:
+    """Turns prompts into token ids. Owns one thread; `close` it."""
+
+    def __init__(self, tokenizer: Tokenizer, model: ModelInfo) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = model.vocab_size
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+
+    async def completion(self, asked: CompletionRequest) -> list[int]:
+        """Return the ids of the one prompt of `asked`; RequestError otherwise."""
+        prompt = _one_prompt(asked.prompt)
+        if isinstance(prompt, str):
+            return await self.text(prompt, add_special_tokens=asked.add_special_tokens)
+        self.check_ids(prompt, "prompt")
+        return prompt
+
+    async def chat(self, asked: ChatCompletionRequest) -> list[int]:
+        return await self.messages(asked.messages, add_generation_prompt=asked.add_generation_prompt)
+
+    async def text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        if not text:
+            raise RequestError('Parameter "prompt" must not be empty.', param="prompt")
+        ids = await self._run(len(text), lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        if not ids:
+            raise RequestError("The prompt has no tokens: give it some text.", param="prompt")
+        return ids
+
+    async def messages(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+        if not messages:
+            raise RequestError('Parameter "messages" must not be empty.', param="messages")
+        plain = [_plain_message(index, message) for index, message in enumerate(messages)]
+        num_characters = sum(len(str(message["content"])) for message in plain)
+        ids = await self._run(
+            num_characters,
+            lambda: self._tokenizer.apply_chat_template(plain, add_generation_prompt=add_generation_prompt),
+        )
+        if not ids:
+            raise RequestError("The messages have no tokens: give them some text.", param="messages")
+        return ids
+
+    async def detokenize(self, ids: list[int]) -> str:
+        if ids:
+            self.check_ids(ids, "tokens")
+        return await self._run(len(ids), lambda: self._tokenizer.decode(ids))
+
+    def check_ids(self, ids: list[int], param: str) -> None:
+        """Raise RequestError naming the first id that is not in the vocabulary."""
+        if min(ids) >= 0 and max(ids) < self._vocab_size:
+            return
+        wrong = next(token_id for token_id in ids if not 0 <= token_id < self._vocab_size)
+        raise RequestError(
+            f"Token id {wrong} is not in the vocabulary: it has {self._vocab_size} tokens, "
+            f"so ids are within 0 and {self._vocab_size - 1}.",
+            param=param,
+        )
+
+    async def _run(self, num_characters: int, work: Callable[[], T]) -> T:
+        if num_characters <= INLINE_CHARACTERS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _one_prompt(prompt: str | list[int | str | list[int]]) -> str | list[int]:
+    """Return the one prompt: text or ids, also inside a list of one."""
+    if isinstance(prompt, str):
+        return prompt
+    if not prompt:
+        raise RequestError('Parameter "prompt" must not be empty.', param="prompt")
+    ids = [item for item in prompt if isinstance(item, int)]
+    if len(ids) == len(prompt):
+        return ids
+    if ids or len({type(item) for item in prompt}) > 1:
+        raise RequestError('Parameter "prompt" mixes texts, token ids and lists: send one kind.', param="prompt")
+    if len(prompt) > 1:
+        raise UnsupportedError(
+            f'Parameter "prompt" holds {len(prompt)} prompts: a list of several is not supported yet by the '
+            "embedded engine; send one request for each.",
+            param="prompt",
+        )
+    only = prompt[0]
+    assert not isinstance(only, int)
+    return _one_prompt(only if isinstance(only, str) else list(only))
+
+
+def _plain_message(index: int, message: dict[str, Any]) -> dict[str, object]:
+    """Check a message and join its text parts; a part that is not text is refused."""
+    where = f"messages[{index}]"
+    if not isinstance(message.get("role"), str):
+        raise RequestError(f'{where} needs a "role" that is a string.', param="messages")
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(_text_part(where, part) for part in content)
+    if not isinstance(content, str):
+        raise RequestError(f'{where} needs a "content" that is a string or a list of text parts.', param="messages")
+    return {**message, "content": content}
+
+
+def _text_part(where: str, part: object) -> str:
+    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        raise UnsupportedError(
+            f"{where} has a content part of type {str(kind)[:64]!r}: only text is supported.", param="messages"
+        )
+    return str(part["text"])

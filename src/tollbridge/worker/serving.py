@@ -1,0 +1,113 @@
+"""Run a job and write its answer: one body, or a stream of server-sent events.
+
+A stream's headers leave with its first output: an engine that fails before that is still an honest status code, and the
+router can send the request elsewhere. After that a failure is an `error` event, and the stream ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+from aiohttp import web
+
+from tollbridge.engine.base import StepOutput
+from tollbridge.errors import TollbridgeError
+from tollbridge.wire import sse
+from tollbridge.wire.openai import error_body
+from tollbridge.worker.answers import answer_for
+from tollbridge.worker.door import Door
+from tollbridge.worker.faults import unforeseen
+from tollbridge.worker.generation import Generation, running
+from tollbridge.worker.job import Job
+
+log = logging.getLogger("tollbridge.worker")
+
+STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+
+
+async def serve(door: Door, http: web.Request, job: Job) -> web.StreamResponse:
+    """Answer `job`. A client that leaves cancels this task, and with it the request in the engine."""
+    headers = {"x-request-id": job.request_id}
+    with running(door, job) as generation:
+        if not job.stream:
+            body = await _whole(generation)
+            return web.Response(body=body, content_type="application/json", headers=headers)
+        first = await generation.next()
+        response = web.StreamResponse(headers=STREAM_HEADERS | headers)
+        await response.prepare(http)
+        await _Stream(http, response, generation, door.limits.write_timeout_s).run(first)
+        return response
+
+
+async def _whole(generation: Generation) -> bytes:
+    texts: list[str] = []
+    token_ids: list[int] = []
+    while generation.finish is None:
+        for output in await generation.next():
+            texts.append(output.text)
+            token_ids.extend(output.token_ids)
+    return answer_for(generation.job).whole("".join(texts), token_ids, generation.finish)
+
+
+class _Stream:
+    """The events of one answer."""
+
+    def __init__(
+        self, http: web.Request, response: web.StreamResponse, generation: Generation, write_timeout_s: float
+    ) -> None:
+        self._http = http
+        self._response = response
+        self._generation = generation
+        self._write_timeout_s = write_timeout_s
+        self._answer = answer_for(generation.job)
+        self._num_tokens = 0  # written so far
+        self._is_first = True
+
+    async def run(self, outputs: list[StepOutput]) -> None:
+        """Write `outputs` and all that follow. Once the client has gone there is nobody left to tell of a failure."""
+        try:
+            await self._relay(outputs)
+        except ConnectionResetError:
+            pass
+        except TimeoutError:
+            self._generation.error = "The client did not read its stream in time."
+            if self._http.transport is not None:
+                self._http.transport.abort()  # closing would wait for the same client
+
+    async def _relay(self, outputs: list[StepOutput]) -> None:
+        try:
+            await self._write_outputs(outputs)
+            while self._generation.finish is None:
+                await self._write_outputs(await self._generation.next())
+        except (ConnectionResetError, TimeoutError):
+            raise
+        except TollbridgeError as error:
+            await self._fail(error)
+        except Exception:
+            # The headers have left, so the middleware could not answer any more: this is the boundary.
+            log.exception("unforeseen exception: path=%s", self._http.path)
+            await self._fail(unforeseen())
+
+    async def _write_outputs(self, outputs: list[StepOutput]) -> None:
+        """Write one event per output, and what ends the stream after the last one, in one go."""
+        events = [self._event(output) for output in outputs]
+        if outputs[-1].finish_reason is not None:
+            if self._generation.job.include_usage:
+                events.append(sse.event(self._answer.usage_chunk(self._num_tokens, outputs[-1].report)))
+            events.append(sse.DONE)
+        await self._write(b"".join(events))
+
+    def _event(self, output: StepOutput) -> bytes:
+        self._num_tokens += len(output.token_ids)
+        first, self._is_first = self._is_first, False
+        return sse.event(self._answer.chunk(output, first=first, num_tokens=self._num_tokens))
+
+    async def _fail(self, error: TollbridgeError) -> None:
+        self._generation.error = error.message
+        await self._write(sse.event(msgspec.json.encode(error_body(error))) + sse.DONE)
+
+    async def _write(self, data: bytes) -> None:
+        async with asyncio.timeout(self._write_timeout_s):
+            await self._response.write(data)
