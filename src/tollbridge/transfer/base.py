@@ -42,7 +42,7 @@ class Reason:
     PEER_LOST = "peer_lost"
     STALLED = "stalled"  # no progress within the deadline
     NOT_OPENED = "not_opened"  # decode never asked for it
-    PEER_CANCELLED = "peer_cancelled"
+    PEER_CANCELLED = "peer_cancelled"  # the other side cancelled: prefill ends cancelled, decode failed (it recomputes)
     CANCELLED = "cancelled"
     SHUTDOWN = "shutdown"
 

@@ -1,0 +1,144 @@
+"""Bodies of the control frames: msgspec structs as msgpack, bounded, unknown fields refused."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+from tollbridge.errors import ProtocolError
+from tollbridge.transfer.base import Fingerprint, SendState
+from tollbridge.transfer.frames import Kind
+
+MAX_DETAIL = 1000  # characters of a sentence from a peer
+
+Detail: TypeAlias = Annotated[str, msgspec.Meta(max_length=MAX_DETAIL)]
+Code: TypeAlias = Annotated[str, msgspec.Meta(max_length=40)]
+Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+Bytes16: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+Bytes32: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+DigestBytes: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all bodies."""
+
+
+class Hello(_Body, frozen=True, kw_only=True):
+    """The dialling side introduces itself and challenges the other."""
+
+    version: int
+    incarnation: Bytes16
+    nonce: Bytes32
+
+
+class Challenge(_Body, frozen=True, kw_only=True):
+    """The listening side's counterpart of Hello."""
+
+    version: int
+    incarnation: Bytes16
+    nonce: Bytes32
+
+
+class Proof(_Body, frozen=True, kw_only=True):
+    """The dialling side proves that it knows the secret; it goes first because the listener is the exposed one."""
+
+    mac: Bytes32
+
+
+class Welcome(_Body, frozen=True, kw_only=True):
+    """The listening side proves the same, and says what its KV bytes mean."""
+
+    mac: Bytes32
+    fingerprint: Fingerprint
+
+
+class Ready(_Body, frozen=True, kw_only=True):
+    """The dialling side says what its KV bytes mean."""
+
+    mac: Bytes32
+    fingerprint: Fingerprint
+
+
+class Refuse(_Body, frozen=True, kw_only=True):
+    """Why the connection ends."""
+
+    detail: Detail
+
+
+class Open(_Body, frozen=True, kw_only=True):
+    """Decode asks for tokens [first_token, first_token + num_tokens) of every layer."""
+
+    digest: DigestBytes
+    first_token: Tokens
+    num_tokens: Tokens
+
+
+class State(_Body, frozen=True, kw_only=True):
+    """Prefill says where the transfer stands; repeated as a heartbeat."""
+
+    state: SendState
+    published_tokens: Tokens  # in every layer
+
+
+class Cancel(_Body, frozen=True, kw_only=True):
+    """The side that sends it ended the transfer as cancelled."""
+
+    detail: Detail
+
+
+class Result(_Body, frozen=True, kw_only=True):
+    """Decode's verdict; the last message of a transfer."""
+
+    outcome: Literal["done", "failed"]
+    reason: Code = ""
+    detail: Detail = ""
+
+
+class Fail(_Body, frozen=True, kw_only=True):
+    """Prefill cannot or will not serve the transfer."""
+
+    reason: Code
+    detail: Detail
+
+
+class Ping(_Body, frozen=True, kw_only=True):
+    """Decode is alive; prefill drops a connection with open transfers that stays silent."""
+
+
+Body: TypeAlias = Hello | Challenge | Proof | Welcome | Ready | Refuse | Open | State | Cancel | Result | Fail | Ping
+
+TYPES: dict[Kind, type[Body]] = {
+    Kind.HELLO: Hello,
+    Kind.CHALLENGE: Challenge,
+    Kind.PROOF: Proof,
+    Kind.WELCOME: Welcome,
+    Kind.READY: Ready,
+    Kind.REFUSE: Refuse,
+    Kind.OPEN: Open,
+    Kind.STATE: State,
+    Kind.CANCEL: Cancel,
+    Kind.RESULT: Result,
+    Kind.FAIL: Fail,
+    Kind.PING: Ping,
+}
+KINDS: dict[type[Body], Kind] = {struct: kind for kind, struct in TYPES.items()}
+_DECODERS = {kind: msgspec.msgpack.Decoder(struct) for kind, struct in TYPES.items()}
+
+
+def encode_body(body: Body) -> bytes:
+    """Return `body` as msgpack."""
+    return msgspec.msgpack.encode(body)
+
+
+def decode_body(kind: int, data: bytes | bytearray | memoryview) -> Body:
+    """Return the body of a control frame; ProtocolError when it is malformed."""
+    try:
+        return _DECODERS[Kind(kind)].decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"The body of a {Kind(kind).name} frame is malformed: {error}.") from None
+
+
+def clip(detail: str) -> str:
+    """Return `detail` as it may travel: printable and within the limit."""
+    return "".join(c if c.isprintable() else " " for c in detail[:MAX_DETAIL])

@@ -1,0 +1,72 @@
+"""Settings of a medium."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass, field
+
+from tollbridge.errors import ConfigError
+from tollbridge.transfer.frames import MAX_PAYLOAD_BYTES
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferOptions:
+    """How one process sends and receives KV. Times in seconds, sizes in bytes.
+
+    Raises ConfigError when a value makes no sense, or when the listener is reachable from other hosts without a secret.
+    """
+
+    secret: bytes | None = field(default=None, repr=False)  # the cluster secret; never in a log
+    bind_host: str = "127.0.0.1"
+    bind_port: int = 0  # 0: choose a free one
+    advertise_host: str | None = None  # what `address` says; None: the bound address
+    heartbeat_s: float = 1.0
+    progress_timeout_s: float = 5.0  # no byte and no heartbeat for so long: the transfer (or connection) is dead
+    unknown_timeout_s: float = 10.0  # decode waits so long for the prefill request to arrive
+    open_timeout_s: float = 30.0  # prefill waits so long, once all is computed, for decode to ask
+    handshake_timeout_s: float = 5.0  # dial and handshake
+    min_frame_bytes: int = 64 * 1024
+    max_frame_bytes: int = 2 * 1024 * 1024
+    frame_s: float = 0.05  # a frame is at most so much of the link's goodput: cancel waits for the rest of one frame
+    bandwidth_cap_bytes_per_s: float | None = None
+    max_pending_opens: int = 4096  # transfers that decode opened and prefill does not know (yet)
+    max_unauthenticated: int = 64  # connections still in their handshake
+    max_connections: int = 1024
+    socket_buffer_bytes: int | None = None  # None: the kernel's autotuning, which a fixed size switches off
+    dscp: int = 0  # 0..63, class of service of our packets
+
+    def __post_init__(self) -> None:
+        for name in ("heartbeat_s", "progress_timeout_s", "unknown_timeout_s", "open_timeout_s", "handshake_timeout_s"):
+            _require(getattr(self, name) > 0, f"{name} must be positive")
+        _require(self.heartbeat_s < self.progress_timeout_s, "heartbeat_s must be less than progress_timeout_s")
+        _require(
+            0 < self.min_frame_bytes <= self.max_frame_bytes <= MAX_PAYLOAD_BYTES,
+            f"min_frame_bytes <= max_frame_bytes <= {MAX_PAYLOAD_BYTES} must hold",
+        )
+        cap = self.bandwidth_cap_bytes_per_s
+        _require(cap is None or cap > 0, "bandwidth_cap_bytes_per_s must be positive or absent")
+        _require(0 <= self.dscp < 64, "dscp must be within 0..63")
+        _require(0 <= self.bind_port < 65536, "bind_port must be within 0..65535")
+
+    def require_secret(self) -> None:
+        """Raise ConfigError when a listener with these options would serve other hosts without a secret."""
+        if not self.secret and not is_loopback(self.bind_host):
+            raise ConfigError(
+                f"The KV listener on {self.bind_host} needs a cluster secret: set TOLLBRIDGE_SECRET, "
+                "or bind it to 127.0.0.1."
+            )
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach `host`; a name other than localhost counts as reachable."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise ConfigError(f"Transfer option {sentence}.")
