@@ -1,0 +1,212 @@
+"""Who may exchange KV with whom: a mutual challenge-response over the cluster secret, without I/O.
+
+    decode (dials)                                        prefill (listens)
+    HELLO     version, incarnation, nonce        ->
+                                                 <-       CHALLENGE  version, incarnation, nonce
+    PROOF     HMAC(dial, transcript)             ->
+                                                 <-       WELCOME    HMAC(accept, transcript), fingerprint
+    READY     HMAC(ready, transcript), fingerprint ->
+
+Every MAC is HMAC-SHA256 under the secret, over a label of its direction and all bytes exchanged so far. So a replay
+fails (fresh nonces both ways), a reflection fails (labels differ, equal nonces are refused), and so does a downgrade
+(the versions are in the transcript). The listener is the exposed side: it says nothing about itself, beyond a random
+incarnation, before the other has proven the secret, and reads at most 4 KiB per message until then. An empty secret
+(allowed on loopback only) runs through the same code with an empty key.
+
+This keeps strangers and wrong clusters out. It does not protect the frames that follow from somebody in the path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tollbridge.errors import HandshakeError, ProtocolError
+from tollbridge.transfer.base import Fingerprint
+from tollbridge.transfer.frames import VERSION, Kind
+from tollbridge.transfer.messages import Body, Challenge, Hello, Proof, Ready, Refuse, Welcome, decode_body, encode_body
+
+_MAJOR_ORDER = "token-major"
+Message = tuple[Kind, bytes]
+RandomBytes = Callable[[int], bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What one medium of one process brings to every handshake."""
+
+    fingerprint: Fingerprint
+    secret: bytes = field(default=b"", repr=False)
+    incarnation: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+
+    @property
+    def short(self) -> int:
+        """The incarnation as frames carry it."""
+        return short_incarnation(self.incarnation)
+
+
+def short_incarnation(incarnation: bytes) -> int:
+    return int.from_bytes(incarnation[:4], "little")
+
+
+def require_same(local: Fingerprint, peer: Fingerprint) -> None:
+    """Raise HandshakeError naming the first field that differs and both values.
+
+    `block_size` may differ when both layouts are token-major: frames carry token ranges, so it does not matter then.
+    """
+    token_major = local.layout.startswith(_MAJOR_ORDER) and peer.layout.startswith(_MAJOR_ORDER)
+    for name in Fingerprint.__struct_fields__:
+        ours, theirs = getattr(local, name), getattr(peer, name)
+        if ours != theirs and not (name == "block_size" and token_major):
+            raise HandshakeError(
+                f"KV of the two workers is not interchangeable: {name} is {ours!r} here and {_short(theirs)} there."
+            )
+
+
+def _short(value: object) -> str:
+    return repr(value)[:200]
+
+
+class _Transcript:
+    """All bytes exchanged so far, as a running hash."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+        self._hash = hashlib.sha256(b"tollbridge-kv/1")
+
+    def add(self, data: bytes) -> None:
+        self._hash.update(len(data).to_bytes(4, "little"))
+        self._hash.update(data)
+
+    def mac(self, label: bytes, extra: bytes = b"") -> bytes:
+        """Return the MAC of the transcript and `extra` for the direction `label`."""
+        return hmac.new(self._secret, label + b"\0" + self._hash.digest() + extra, hashlib.sha256).digest()
+
+    def verify(self, label: bytes, mac: bytes, extra: bytes = b"") -> None:
+        if not hmac.compare_digest(mac, self.mac(label, extra)):
+            raise HandshakeError("The peer does not know this cluster's secret: set one TOLLBRIDGE_SECRET everywhere.")
+
+
+class Handshake:
+    """What both sides share: identity, transcript, and the peer once it is known."""
+
+    def __init__(self, identity: Identity, random_bytes: RandomBytes = secrets.token_bytes) -> None:
+        self._identity = identity
+        self._nonce = random_bytes(32)
+        self._transcript = _Transcript(identity.secret)
+        self._expected: Kind | None = None
+        self.peer_incarnation = b""
+        self.authenticated = False  # the peer has proven the secret: larger bodies may be read
+        self.done = False
+
+    def start(self) -> list[Message]:
+        """Return what to send as soon as the connection is up."""
+        return []
+
+    def receive(self, kind: int, data: bytes) -> list[Message]:
+        """Take one message and return the answers.
+
+        Raises HandshakeError when the two must not go on, ProtocolError when the message does not belong here.
+        """
+        body = decode_body(kind, data)
+        if isinstance(body, Refuse):
+            raise PeerRefusedError(f"The peer refused the connection: {_printable(body.detail)}")
+        if kind != self._expected:
+            raise ProtocolError(f"The peer sent {Kind(kind).name} out of turn in the handshake.")
+        return self._advance(body, data)
+
+    def _advance(self, body: Body, data: bytes) -> list[Message]:
+        raise NotImplementedError
+
+    def _say(self, body: Body, kind: Kind) -> Message:
+        data = encode_body(body)
+        self._transcript.add(data)
+        return kind, data
+
+    def _meet(self, body: Hello | Challenge) -> None:
+        if body.version != VERSION:
+            raise HandshakeError(
+                f"The peer speaks version {body.version} of the KV protocol, this process version {VERSION}: "
+                "run one release on all workers."
+            )
+        if body.nonce == self._nonce or body.incarnation == self._identity.incarnation:
+            raise HandshakeError("The peer reflected this process's own handshake.")
+        self.peer_incarnation = body.incarnation
+
+    def _finish(self, fingerprint: Fingerprint) -> None:
+        require_same(self._identity.fingerprint, fingerprint)
+        self.done = True
+
+
+class PeerRefusedError(HandshakeError):
+    """The other side ended the handshake and said why; do not answer."""
+
+
+class DialHandshake(Handshake):
+    """The side that connects: decode."""
+
+    def start(self) -> list[Message]:
+        self._expected = Kind.CHALLENGE
+        hello = Hello(version=VERSION, incarnation=self._identity.incarnation, nonce=self._nonce)
+        return [self._say(hello, Kind.HELLO)]
+
+    def _advance(self, body: Body, data: bytes) -> list[Message]:
+        if isinstance(body, Challenge):
+            return self._challenged(body, data)
+        assert isinstance(body, Welcome)
+        self._transcript.verify(b"accept", body.mac, msgspec.msgpack.encode(body.fingerprint))
+        self.authenticated = True
+        self._transcript.add(data)
+        self._finish(body.fingerprint)
+        fingerprint = self._identity.fingerprint
+        mac = self._transcript.mac(b"ready", msgspec.msgpack.encode(fingerprint))
+        return [self._say(Ready(mac=mac, fingerprint=fingerprint), Kind.READY)]
+
+    def _challenged(self, body: Challenge, data: bytes) -> list[Message]:
+        self._meet(body)
+        self._transcript.add(data)
+        self._expected = Kind.WELCOME
+        return [self._say(Proof(mac=self._transcript.mac(b"dial")), Kind.PROOF)]
+
+
+class AcceptHandshake(Handshake):
+    """The side that listens: prefill."""
+
+    def start(self) -> list[Message]:
+        self._expected = Kind.HELLO
+        return []
+
+    def _advance(self, body: Body, data: bytes) -> list[Message]:
+        if isinstance(body, Hello):
+            return self._greeted(body, data)
+        if isinstance(body, Proof):
+            return self._proven(body, data)
+        assert isinstance(body, Ready)
+        self._transcript.verify(b"ready", body.mac, msgspec.msgpack.encode(body.fingerprint))
+        self._finish(body.fingerprint)
+        return []
+
+    def _greeted(self, body: Hello, data: bytes) -> list[Message]:
+        self._meet(body)
+        self._transcript.add(data)
+        self._expected = Kind.PROOF
+        challenge = Challenge(version=VERSION, incarnation=self._identity.incarnation, nonce=self._nonce)
+        return [self._say(challenge, Kind.CHALLENGE)]
+
+    def _proven(self, body: Proof, data: bytes) -> list[Message]:
+        self._transcript.verify(b"dial", body.mac)
+        self.authenticated = True
+        self._transcript.add(data)
+        self._expected = Kind.READY
+        fingerprint = self._identity.fingerprint
+        mac = self._transcript.mac(b"accept", msgspec.msgpack.encode(fingerprint))
+        return [self._say(Welcome(mac=mac, fingerprint=fingerprint), Kind.WELCOME)]
+
+
+def _printable(detail: str) -> str:
+    return "".join(c if c.isprintable() else " " for c in detail)
