@@ -1,0 +1,283 @@
+"""The state of one transfer on each side, without I/O: what may be sent next, what has arrived, what is overdue.
+
+Send side. The engine publishes token watermarks per layer; decode opens a range. Whatever is published, within the
+range and not yet sent may leave, lowest layer first. `sent` only grows: bytes given to the kernel were copied, so a
+rewind (preemption) forgets what was published and nothing else. As both are watermarks, a completeness sweep is a
+comparison per layer.
+
+Receive side. Completeness is a set of tokens per layer, not a watermark, so frames may come twice or in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tollbridge.clock import Clock
+from tollbridge.errors import ProtocolError
+from tollbridge.transfer.base import KVMemory, LoadRequest, Reason, SendState
+from tollbridge.transfer.frames import Header, transfer_key
+from tollbridge.transfer.intervals import IntervalSet
+from tollbridge.transfer.options import TransferOptions
+from tollbridge.transfer.tally import Tally, Verdict
+
+
+class Chunk(NamedTuple):
+    """One DATA frame to be composed: tokens [first_token, first_token + num_tokens) of `layer`."""
+
+    layer: int
+    first_token: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opening:
+    """What decode asked for, on which connection."""
+
+    connection: int
+    epoch: int
+    digest: bytes
+    first_token: int
+    num_tokens: int
+
+    @property
+    def end_token(self) -> int:
+        return self.first_token + self.num_tokens
+
+
+class SendSession:
+    """One transfer on the prefill side. It is unknown until registered, and idle until opened; either may be first."""
+
+    def __init__(self, transfer: bytes, memory: KVMemory, clock: Clock) -> None:
+        self.transfer = transfer
+        self.tally = Tally()
+        self.opening: Opening | None = None
+        self.early_verdict: Verdict | None = None  # decode ended it before prefill registered it
+        self.table: Sequence[int] = ()
+        self.state_sent_s = 0.0
+        self._clock = clock
+        self._token_bytes = memory.token_bytes
+        self._digest: bytes | None = None
+        self._num_tokens = 0
+        self._published = [0] * memory.num_layers  # watermarks, in tokens
+        self._sent = [0] * memory.num_layers
+        self._first_layer = 0  # no layer below it has anything to send
+        self._unsent_tokens = 0  # of the opened range, over all layers
+        self._overdue_from_s = clock.monotonic()  # of the state it is in
+
+    @property
+    def registered(self) -> bool:
+        return self._digest is not None
+
+    @property
+    def state(self) -> SendState:
+        if not self.registered:
+            return "unknown"
+        published = self.published_tokens
+        if published >= self._num_tokens:
+            return "sending"
+        return "computing" if any(self._published) else "queued"
+
+    @property
+    def published_tokens(self) -> int:
+        """Tokens published in every layer."""
+        return min(self._published)
+
+    @property
+    def remaining_bytes(self) -> int:
+        return self._unsent_tokens * self._token_bytes
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole opened range was handed to the wire."""
+        return self.opening is not None and self._unsent_tokens == 0
+
+    def register(self, digest: bytes, num_tokens: int) -> None:
+        assert not self.registered
+        self._digest, self._num_tokens = digest, num_tokens
+        self._touch()
+
+    def open(self, opening: Opening) -> None:
+        assert self.opening is None
+        self.opening = opening
+        self.tally.opened_s = self._clock.monotonic()
+        self._sent = [opening.first_token] * len(self._sent)
+        self._unsent_tokens = opening.num_tokens * len(self._sent)
+        self._touch()
+
+    def mismatch(self) -> Verdict | None:
+        """Return why the two sides do not fit each other, None when they do or one is still missing."""
+        if self.opening is None or self._digest is None:
+            return None
+        if self.opening.digest != self._digest:
+            detail = f"Transfer {self.transfer.hex()}: prefill and decode computed from different tokens."
+            return Verdict("failed", Reason.DIGEST, detail)
+        if self.opening.end_token > self._num_tokens:
+            detail = f"Decode asked for tokens up to {self.opening.end_token} of a prompt of {self._num_tokens}."
+            return Verdict("failed", Reason.PROTOCOL, detail)
+        return None
+
+    def publish(self, table: Sequence[int], num_tokens: int, layer: int | None) -> None:
+        """Raise watermarks; `table` covers `num_tokens`."""
+        if len(table) >= len(self.table):
+            self.table = table
+        was_complete = self.published_tokens >= self._num_tokens
+        for index in range(len(self._published)) if layer is None else (layer,):
+            self._published[index] = max(self._published[index], num_tokens)
+        self._first_layer = min(self._first_layer, layer or 0)
+        if not was_complete and self.published_tokens >= self._num_tokens:
+            self._touch()
+
+    def rewind(self) -> None:
+        """Forget what was published, and the table with it."""
+        self._published = [0] * len(self._published)
+        self.table = ()
+
+    def age_s(self, now_s: float) -> float:
+        """Return the time since decode asked."""
+        return now_s - (now_s if self.tally.opened_s is None else self.tally.opened_s)
+
+    def has_data(self) -> bool:
+        """Return whether `take` would return a chunk."""
+        if self.opening is None or not self.registered or self._unsent_tokens == 0:
+            return False
+        end_token = self.opening.end_token
+        while self._first_layer < len(self._sent):
+            if self._sent[self._first_layer] < min(self._published[self._first_layer], end_token):
+                return True
+            self._first_layer += 1
+        return False
+
+    def take(self, max_bytes: int) -> Chunk | None:
+        """Return the next chunk of at most `max_bytes` (at least one token) and count it as sent."""
+        if not self.has_data():
+            return None
+        assert self.opening is not None
+        layer = self._first_layer
+        first_token = self._sent[layer]
+        available = min(self._published[layer], self.opening.end_token) - first_token
+        num_tokens = min(available, max(1, max_bytes // self._token_bytes))
+        self._sent[layer] += num_tokens
+        self._unsent_tokens -= num_tokens
+        now_s = self._clock.monotonic()
+        self.tally.frame(num_tokens * self._token_bytes)
+        self.tally.moved(now_s)
+        self._overdue_from_s = now_s
+        return Chunk(layer, first_token, num_tokens)
+
+    def frame_sent(self) -> None:
+        """Note that the kernel took the last byte of a frame."""
+        self.tally.moved(self._clock.monotonic())
+        self._touch()
+
+    def overdue(self, options: TransferOptions) -> Verdict | None:
+        """Return why the transfer must end now, None when it may go on."""
+        waited_s = self._clock.monotonic() - self._overdue_from_s
+        if not self.registered:
+            late = waited_s > 2 * options.unknown_timeout_s
+            return Verdict("failed", Reason.UNKNOWN, "Prefill never got this request.") if late else None
+        if self.complete and waited_s > options.progress_timeout_s:
+            detail = f"Decode did not confirm the KV within {options.progress_timeout_s:g} s of the last byte."
+            return Verdict("failed", Reason.STALLED, detail)
+        published = self.published_tokens >= self._num_tokens
+        if self.opening is None and published and waited_s > options.open_timeout_s:
+            detail = f"Decode did not ask for the KV within {options.open_timeout_s:g} s."
+            return Verdict("failed", Reason.NOT_OPENED, detail)
+        return None
+
+    def check(self) -> None:
+        """Raise AssertionError when the counters disagree."""
+        if self.opening is None:
+            assert not any(self._sent)
+            return
+        first, end = self.opening.first_token, self.opening.end_token
+        assert all(first <= sent <= end for sent in self._sent)
+        assert self._unsent_tokens == sum(end - sent for sent in self._sent)
+
+    def _touch(self) -> None:
+        self._overdue_from_s = self._clock.monotonic()
+
+
+class ReceiveSession:
+    """One transfer on the decode side."""
+
+    def __init__(self, load: LoadRequest, connection: int, epoch: int, memory: KVMemory, clock: Clock) -> None:
+        self.load = load
+        self.connection = connection
+        self.epoch = epoch
+        self.transfer = transfer_key(load.transfer_id)
+        self.tally = Tally(opened_s=clock.monotonic())
+        self.asked = False  # the OPEN has been sent
+        self._clock = clock
+        self._memory = memory
+        self._arrived = [IntervalSet() for _ in range(memory.num_layers)]
+        self._missing_tokens = load.num_tokens * memory.num_layers
+        self._state: SendState = "unknown"
+        self._progress_s = self._asked_s = clock.monotonic()
+
+    @property
+    def complete(self) -> bool:
+        return self._missing_tokens == 0
+
+    def ask(self) -> None:
+        """Note that the OPEN is on its way: deadlines count from now."""
+        self.asked = True
+        self._progress_s = self._asked_s = self._clock.monotonic()
+
+    def heard(self, state: SendState) -> None:
+        """Take a heartbeat."""
+        self._progress_s = self._clock.monotonic()
+        if state == "unknown" and self._state != "unknown":
+            self._asked_s = self._progress_s  # prefill restarted the request
+        self._state = state
+
+    def begin(self, header: Header) -> list[memoryview] | None:
+        """Return where the payload of `header` goes, None when all of it has arrived before.
+
+        Raises ProtocolError when the frame does not fit the range that was asked for.
+        """
+        end = header.first_token + header.num_tokens
+        load = self.load
+        if header.layer >= len(self._arrived) or not (
+            load.first_token <= header.first_token and end <= load.first_token + load.num_tokens
+        ):
+            raise ProtocolError(
+                f"Prefill sent layer {header.layer}, tokens {header.first_token}..{end}: not asked for."
+            )
+        if header.payload_bytes != header.num_tokens * self._memory.token_bytes:
+            raise ProtocolError(f"Prefill sent {header.payload_bytes} bytes for {header.num_tokens} tokens.")
+        if self._arrived[header.layer].covers(header.first_token, end):
+            return None  # a copy must not overwrite what was verified
+        return self._memory.views(header.layer, load.block_table, header.first_token, header.num_tokens)
+
+    def moved(self) -> None:
+        """Note that payload bytes arrived."""
+        self._progress_s = self._clock.monotonic()
+        self.tally.moved(self._progress_s)
+
+    def arrived(self, header: Header) -> None:
+        """Record a frame whose checksum fits."""
+        end = header.first_token + header.num_tokens
+        self._missing_tokens -= self._arrived[header.layer].add(header.first_token, end)
+
+    def overdue(self, options: TransferOptions) -> Verdict | None:
+        """Return why the transfer must end now, None when it may go on."""
+        now_s = self._clock.monotonic()
+        if not self.asked:  # the connection has a deadline of its own; this one covers name resolution as well
+            late = now_s - self._asked_s > 2 * options.handshake_timeout_s
+            return Verdict("failed", Reason.PEER_LOST, "The prefill worker could not be reached.") if late else None
+        if now_s - self._progress_s > options.progress_timeout_s:
+            detail = f"No byte and no heartbeat from prefill for {options.progress_timeout_s:g} s."
+            return Verdict("failed", Reason.STALLED, detail)
+        if self._state == "unknown" and now_s - self._asked_s > options.unknown_timeout_s:
+            detail = f"The prefill worker did not get this request within {options.unknown_timeout_s:g} s."
+            return Verdict("failed", Reason.UNKNOWN, detail)
+        return None
+
+    def check(self) -> None:
+        """Raise AssertionError when the counters disagree."""
+        for arrived in self._arrived:
+            arrived.check()
+        total = self.load.num_tokens * len(self._arrived)
+        assert self._missing_tokens == total - sum(len(arrived) for arrived in self._arrived)
