@@ -1,0 +1,196 @@
+"""One TCP connection between two workers: handshake first, then frames both ways. Used by the I/O thread only."""
+
+from __future__ import annotations
+
+import socket
+from typing import Protocol
+
+from tollbridge.clock import Clock
+from tollbridge.errors import IntegrityError, ProtocolError, TransferError
+from tollbridge.transfer.base import Reason
+from tollbridge.transfer.frames import HANDSHAKE_KINDS, NO_TRANSFER, Header, encode_control
+from tollbridge.transfer.handshake import Handshake, Message, PeerRefusedError, short_incarnation
+from tollbridge.transfer.messages import KINDS, Refuse, clip, decode_body, encode_body
+from tollbridge.transfer.net import limit_unsent
+from tollbridge.transfer.options import TransferOptions
+from tollbridge.transfer.pacing import FrameSizer, GoodputMeter
+from tollbridge.transfer.reader import FrameReader
+from tollbridge.transfer.tally import Verdict
+from tollbridge.transfer.writer import FrameWriter, OutgoingFrame
+
+_BUDGET_BYTES = 4 * 1024 * 1024  # per turn: other connections and the engine's requests come in between
+
+
+class Side(Protocol):
+    """What a connection needs from the medium that owns it. Connections are known by number."""
+
+    def connected(self, connection: int) -> None: ...
+    def control(self, connection: int, header: Header, body: bytearray) -> None: ...
+    def begin_data(self, connection: int, header: Header) -> list[memoryview] | None: ...
+    def data_moved(self, connection: int, header: Header) -> None: ...
+    def end_data(self, connection: int, header: Header, checksum: int) -> None: ...
+    def next_frame(self, connection: int) -> OutgoingFrame | None: ...
+    def frame_sent(self, transfer: bytes) -> None: ...
+
+
+class Connection:
+    """See the top of the file. Errors of `readable` and `flush` mean that it must be dropped."""
+
+    def __init__(
+        self,
+        number: int,
+        sock: socket.socket,
+        peer: tuple[str, int],
+        *,
+        handshake: Handshake,
+        incarnation: int,
+        side: Side,
+        options: TransferOptions,
+        clock: Clock,
+        connecting: bool,
+    ) -> None:
+        # fixed
+        self.number = number
+        self.sock = sock
+        self.peer = peer
+        self._handshake = handshake
+        self._incarnation = incarnation
+        self._side = side
+        self._clock = clock
+        # state
+        self.connecting = connecting  # the TCP connect is under way
+        self.interest = 0  # what the selector watches
+        self.wants_write = connecting
+        self.deadline_s = clock.monotonic() + options.handshake_timeout_s
+        self.heard_s = clock.monotonic()  # last byte from the peer
+        self.moved_s = clock.monotonic()  # last byte that the kernel took, or nothing was waiting
+        # sending and receiving
+        self.sizer = FrameSizer(options)
+        self.meter = GoodputMeter()
+        self._reader = FrameReader(self, lambda: handshake.authenticated)
+        self._writer = FrameWriter(self._next_frame, side.frame_sent)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the handshake is over."""
+        return self._handshake.done
+
+    @property
+    def peer_incarnation(self) -> bytes:
+        return self._handshake.peer_incarnation
+
+    @property
+    def control_backlog_bytes(self) -> int:
+        return self._writer.backlog_bytes
+
+    def start(self) -> None:
+        """Begin the handshake; the TCP connection is up."""
+        error = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, "connect failed")
+        self.connecting = False
+        limit_unsent(self.sock, self.sizer.frame_bytes)
+        self._say(self._handshake.start())
+
+    def send(self, frame: bytes) -> None:
+        """Queue a whole control frame; `flush` sends it."""
+        self._writer.queue(frame)
+
+    def release(self, transfer: bytes) -> None:
+        """Let go of the blocks of `transfer`, in the middle of a frame if need be."""
+        self._writer.detach(transfer)
+        self._reader.detach(transfer)
+
+    def readable(self) -> None:
+        """Take what has arrived."""
+        if self._reader.read(self.sock, _BUDGET_BYTES):
+            self.heard_s = self._clock.monotonic()
+
+    def flush(self) -> None:
+        """Send what the kernel takes."""
+        if self.connecting:
+            return
+        sent = self._writer.write(self.sock, _BUDGET_BYTES)
+        self.wants_write = self._writer.pending or sent >= _BUDGET_BYTES
+        now_s = self._clock.monotonic()
+        if sent or not self.wants_write:
+            self.moved_s = now_s
+        if sent and self.meter.sent(sent, now_s):
+            self._resize()
+        if not self.wants_write:
+            self.meter.idle()
+
+    def refuse(self, error: TransferError) -> None:
+        """Tell the peer, if it still listens, why the connection ends."""
+        if self.connecting or isinstance(error, PeerRefusedError):
+            return
+        body = Refuse(detail=clip(error.message))
+        self.send(encode_control(KINDS[Refuse], NO_TRANSFER, self._incarnation, 0, encode_body(body)))
+        try:
+            self._writer.write(self.sock, _BUDGET_BYTES)
+        except OSError:
+            return
+
+    def verdict(self, error: Exception) -> Verdict:
+        """Return how the transfers of this connection end because of `error`."""
+        name = f"{self.peer[0]}:{self.peer[1]}"
+        if isinstance(error, TransferError):
+            reason = Reason.PROTOCOL if self.ready else Reason.HANDSHAKE
+            return Verdict("failed", reason, f"Connection with {name}: {error.message}")
+        if self.connecting:
+            return Verdict("failed", Reason.PEER_LOST, f"Could not connect to the KV port {name}: {error}.")
+        return Verdict("failed", Reason.PEER_LOST, f"The connection with {name} was lost: {error}.")
+
+    # ── the reader's sink ──
+
+    def control(self, header: Header, body: bytearray) -> None:
+        if not self.ready:
+            self._shake(header, bytes(body))
+            return
+        self._require_incarnation(header)
+        if header.kind not in HANDSHAKE_KINDS:
+            self._side.control(self.number, header, body)
+            return
+        refusal = decode_body(header.kind, body)
+        if isinstance(refusal, Refuse):
+            raise PeerRefusedError(f"The peer gave up: {clip(refusal.detail)}")
+        raise ProtocolError("The peer began a second handshake.")
+
+    def begin_data(self, header: Header) -> list[memoryview] | None:
+        if not self.ready:
+            raise ProtocolError("The peer sent DATA before the handshake was over.")
+        self._require_incarnation(header)
+        return self._side.begin_data(self.number, header)
+
+    def data_moved(self, header: Header) -> None:
+        self._side.data_moved(self.number, header)
+
+    def end_data(self, header: Header, checksum: int) -> None:
+        self._side.end_data(self.number, header, checksum)
+
+    # ── inside ──
+
+    def _shake(self, header: Header, body: bytes) -> None:
+        if header.kind not in HANDSHAKE_KINDS:
+            raise ProtocolError("The peer did not finish the handshake.")
+        self._say(self._handshake.receive(header.kind, body))
+        self._require_incarnation(header)
+        if self.ready:
+            self._side.connected(self.number)
+
+    def _say(self, messages: list[Message]) -> None:
+        for kind, body in messages:
+            self.send(encode_control(kind, NO_TRANSFER, self._incarnation, 0, body))
+
+    def _require_incarnation(self, header: Header) -> None:
+        if header.incarnation != short_incarnation(self.peer_incarnation):
+            raise IntegrityError("A frame comes from another process than the handshake.")
+
+    def _next_frame(self) -> OutgoingFrame | None:
+        return self._side.next_frame(self.number) if self.ready else None
+
+    def _resize(self) -> None:
+        before = self.sizer.frame_bytes
+        self.sizer.update(self.meter.bytes_per_s)
+        if not before / 2 < self.sizer.frame_bytes < before * 2:
+            limit_unsent(self.sock, self.sizer.frame_bytes)
