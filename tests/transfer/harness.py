@@ -1,0 +1,173 @@
+"""Two workers with KV memory and a medium between them, for the contract suite."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from tollbridge.transfer.base import Fingerprint, KVReceiver, KVSender, LoadRequest, TransferEnd, content_digest
+from tollbridge.transfer.loopback import LoopbackNetwork
+from tollbridge.transfer.memory import BufferMemory
+from tollbridge.transfer.options import TransferOptions
+from tollbridge.transfer.tcp import TcpReceiver, TcpSender
+
+NUM_LAYERS = 3
+TOKEN_BYTES = 96
+WAIT_S = 10.0  # a test that waits so long has failed
+
+FINGERPRINT = Fingerprint(
+    model="m",
+    dtype="float16",
+    num_layers=NUM_LAYERS,
+    num_kv_heads=2,
+    head_size=12,
+    block_size=16,
+    layout="token-major:k,v",
+)
+DIGEST = content_digest([1, 2, 3])
+OTHER_DIGEST = content_digest([1, 2, 4])
+SHORT = TransferOptions(heartbeat_s=0.05, progress_timeout_s=0.8, unknown_timeout_s=0.4, open_timeout_s=0.4)
+
+
+def new_id() -> str:
+    return secrets.token_hex(16)
+
+
+class Cache:
+    """A paged KV cache of random bytes, with what a test wants to know about it."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, seed: int, token_bytes: int = TOKEN_BYTES) -> None:
+        size = NUM_LAYERS * num_blocks * block_size * token_bytes
+        self.array = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+        self.memory = BufferMemory(
+            self.array, num_layers=NUM_LAYERS, num_blocks=num_blocks, block_size=block_size, token_bytes=token_bytes
+        )
+        self.slots = self.array.reshape(NUM_LAYERS, num_blocks * block_size, token_bytes)
+
+    def slot_numbers(self, table: Sequence[int], first_token: int, num_tokens: int) -> np.ndarray:
+        size = self.memory.block_size
+        tokens = np.arange(first_token, first_token + num_tokens)
+        return np.asarray(table, dtype=np.int64)[tokens // size] * size + tokens % size if num_tokens else tokens
+
+    def tokens(self, table: Sequence[int], first_token: int, num_tokens: int) -> np.ndarray:
+        """Return a copy of [num_layers, num_tokens, token_bytes]."""
+        return self.slots[:, self.slot_numbers(table, first_token, num_tokens)].copy()
+
+
+class Mailbox:
+    """Collects the ends of one side and waits for them without polling in a loop of sleeps."""
+
+    def __init__(self, side: KVSender | KVReceiver) -> None:
+        self._side = side
+        self._condition = threading.Condition()
+        self.ends: dict[str, list[TransferEnd]] = {}
+        side.set_listener(self._notify)
+
+    def _notify(self) -> None:
+        with self._condition:
+            self._condition.notify_all()
+
+    def collect(self) -> None:
+        for end in self._side.poll():
+            self.ends.setdefault(end.transfer_id, []).append(end)
+
+    def wait(self, transfer_id: str) -> TransferEnd:
+        deadline_s = time.monotonic() + WAIT_S
+        with self._condition:
+            while True:
+                self.collect()
+                if transfer_id in self.ends:
+                    return self.ends[transfer_id][0]
+                left_s = deadline_s - time.monotonic()
+                assert left_s > 0, f"transfer {transfer_id} did not end"
+                self._condition.wait(min(left_s, 0.05))
+
+
+@dataclass
+class Pair:
+    """A prefill and a decode worker. `make` builds them; `close` checks the invariants on the way out."""
+
+    medium: str
+    send_cache: Cache
+    receive_cache: Cache
+    sender: KVSender
+    receiver: KVReceiver
+    sent: Mailbox = field(init=False)
+    received: Mailbox = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.sent = Mailbox(self.sender)
+        self.received = Mailbox(self.receiver)
+
+    def load(
+        self, transfer_id: str, table: Sequence[int], num_tokens: int, *, first_token: int = 0, digest: bytes = DIGEST
+    ) -> LoadRequest:
+        host, port = self.sender.address
+        return LoadRequest(
+            transfer_id=transfer_id,
+            host=host,
+            port=port,
+            digest=digest,
+            first_token=first_token,
+            num_tokens=num_tokens,
+            block_table=table,
+        )
+
+    def ends(self, transfer_id: str) -> tuple[TransferEnd, TransferEnd]:
+        """Wait for both ends: (send, receive)."""
+        receive = self.received.wait(transfer_id)
+        return self.sent.wait(transfer_id), receive
+
+    def check(self) -> None:
+        self.sender.check()
+        self.receiver.check()
+
+    def close(self) -> None:
+        self.check()
+        self.receiver.close()
+        self.sender.close()
+        self.sent.collect()
+        self.received.collect()
+        for box in (self.sent, self.received):
+            assert all(len(ends) == 1 for ends in box.ends.values()), "a transfer ended more than once"
+        for side in (self.sender, self.receiver):
+            assert side.statistics().active == 0
+            assert side.statistics().num_connections == 0
+        self.check()
+
+
+PairMaker = Callable[..., Pair]
+
+
+def make_pair(
+    medium: str,
+    options: TransferOptions | None = None,
+    *,
+    receive_options: TransferOptions | None = None,
+    receive_fingerprint: Fingerprint = FINGERPRINT,
+    send_block_size: int = 16,
+    receive_block_size: int = 16,
+    num_blocks: int = 64,
+    token_bytes: int = TOKEN_BYTES,
+) -> Pair:
+    options = options or TransferOptions()
+    send_cache = Cache(num_blocks, send_block_size, seed=1, token_bytes=token_bytes)
+    receive_cache = Cache(num_blocks, receive_block_size, seed=2, token_bytes=token_bytes)
+    send_print = msgspec.structs.replace(FINGERPRINT, block_size=send_block_size)
+    receive_print = msgspec.structs.replace(receive_fingerprint, block_size=receive_block_size)
+    sender: KVSender
+    receiver: KVReceiver
+    if medium == "tcp":
+        sender = TcpSender(send_cache.memory, send_print, options)
+        receiver = TcpReceiver(receive_cache.memory, receive_print, receive_options or options)
+    else:
+        network = LoopbackNetwork(options)
+        sender = network.sender(send_cache.memory, send_print)
+        receiver = network.receiver(receive_cache.memory, receive_print)
+    return Pair(medium, send_cache, receive_cache, sender, receiver)
