@@ -1,0 +1,85 @@
+"""One forward pass per step: flattens the plan into one row of tokens and asks the model for the logits needed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tollbridge.engine.attention import STEP, build_step
+from tollbridge.engine.cache import PagedKVCache
+from tollbridge.engine.model import LoadedModel
+from tollbridge.errors import UnsupportedError
+from tollbridge.sched.plan import SequenceChunk, StepPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnerStatistics:
+    """Counters since start."""
+
+    steps_total: int
+    tokens_total: int
+
+
+class ModelRunner:
+    """Runs plans on a loaded model and its cache. Called from one thread."""
+
+    def __init__(self, model: LoadedModel, cache: PagedKVCache) -> None:
+        self.num_layers = model.num_layers
+        self._model = model
+        self._cache = cache
+        self._steps_total = 0
+        self._tokens_total = 0
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan, on_layer: Callable[[int], None]) -> torch.Tensor:
+        """Compute the plan; return float32 logits `[number of chunks with needs_logits, vocab_size]`, in plan order.
+
+        `on_layer(layer)` is called once the KV of the plan's tokens is in the cache, before the layer attends.
+        """
+        if not plan.chunks:
+            raise ValueError("a plan must have a chunk")
+        step = build_step(plan, self._cache, on_layer)
+        out = self._model.module(
+            input_ids=self._row(itertools.chain.from_iterable(chunk.token_ids for chunk in plan.chunks)),
+            position_ids=self._row(itertools.chain.from_iterable(map(_positions, plan.chunks))),
+            use_cache=False,
+            logits_to_keep=self._logit_rows(plan),
+            **{STEP: step},
+        )
+        if step.num_layers_done != self.num_layers:
+            raise UnsupportedError(
+                f"Model {self._model.name} ran attention {step.num_layers_done} times in {self.num_layers} layers; "
+                "the embedded engine needs exactly one full attention in each."
+            )
+        self._steps_total += 1
+        self._tokens_total += plan.num_tokens
+        logits: torch.Tensor = out.logits[0]
+        return logits.float()
+
+    def warm_up(self) -> None:
+        """Run one token through every layer, so that an unfit model fails now and the first request finds warm code.
+
+        Uses block 0 and clears it; call before the first request.
+        """
+        chunk = SequenceChunk(request_id="warm-up", token_ids=(0,), first_token=0, block_table=(0,), needs_logits=True)
+        self.run(StepPlan(chunks=(chunk,)), lambda layer: None)
+        self._cache.tensor[:, 0].zero_()
+
+    def statistics(self) -> RunnerStatistics:
+        return RunnerStatistics(steps_total=self._steps_total, tokens_total=self._tokens_total)
+
+    def _row(self, values: itertools.chain[int]) -> torch.Tensor:
+        return torch.tensor([list(values)], device=self._model.device)  # [1, num_tokens]
+
+    def _logit_rows(self, plan: StepPlan) -> torch.Tensor:
+        """Return the places, in the flattened step, of the last tokens of chunks that need logits."""
+        ends = itertools.accumulate(len(chunk.token_ids) for chunk in plan.chunks)
+        rows = [end - 1 for chunk, end in zip(plan.chunks, ends, strict=True) if chunk.needs_logits]
+        return torch.tensor(rows, dtype=torch.int64, device=self._model.device)
+
+
+def _positions(chunk: SequenceChunk) -> range:
+    return range(chunk.first_token, chunk.first_token + len(chunk.token_ids))

@@ -1,0 +1,91 @@
+"""Text to token ids and back, over the model's own tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tollbridge.engine.detokenizer import IncrementalText
+from tollbridge.engine.model import quiet_transformers
+from tollbridge.errors import RequestError, StartupError, UnsupportedError
+
+
+class ModelTokenizer:
+    """Implements `base.Tokenizer` and, as a factory of text streams, `ports.TextStreamFactory`.
+
+    Safe to call from several threads: it uses the Rust tokenizer directly and never changes its settings.
+    """
+
+    def __init__(self, folder: Path, *, name: str) -> None:
+        """Load the tokenizer in `folder`; StartupError when there is none."""
+        self._name = name
+        self._fast = _load(folder, name)
+        self._rust = self._fast.backend_tokenizer
+        self._rust.no_padding()
+        self._rust.no_truncation()
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = self._rust.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Return the text without special tokens; incomplete characters show as U+FFFD."""
+        text: str = self._rust.decode(token_ids, skip_special_tokens=True)
+        return text
+
+    def apply_chat_template(
+        self, messages: list[dict[str, object]], *, add_generation_prompt: bool = True
+    ) -> list[int]:
+        """Return the prompt's token ids; RequestError when the template refuses the messages."""
+        if not self._fast.chat_template:
+            raise UnsupportedError(f"Model {self._name} has no chat template; use /v1/completions.", param="messages")
+        plain = [_with_plain_content(message) for message in messages]
+        return self.encode(self._render(plain, add_generation_prompt), add_special_tokens=False)
+
+    def text_stream(self, prompt_token_ids: Sequence[int], stop: tuple[str, ...]) -> IncrementalText:
+        """Start the text of a request."""
+        return IncrementalText(self.decode, prompt_token_ids, stop)
+
+    def _render(self, messages: list[dict[str, object]], add_generation_prompt: bool) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            text: str = self._fast.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except (TemplateError, TypeError, ValueError, KeyError) as error:  # what a template's own code may raise
+            raise RequestError(
+                f"The chat template of {self._name} refuses the messages: {error}", param="messages"
+            ) from error
+        return text
+
+
+def _load(folder: Path, name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    with quiet_transformers():
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        except (OSError, ValueError, KeyError) as error:
+            raise StartupError(f"Model {name} has no usable tokenizer in {folder}: {error}") from error
+    if not tokenizer.is_fast:
+        raise UnsupportedError(f"Model {name} has only a slow tokenizer ({type(tokenizer).__name__}).")
+    return tokenizer
+
+
+def _with_plain_content(message: dict[str, object]) -> dict[str, object]:
+    """Return the message with OpenAI's list of text parts joined; templates expect one string."""
+    content = message.get("content")
+    if content is None:
+        return {**message, "content": ""}
+    if not isinstance(content, list):
+        return message
+    return {**message, "content": "".join(_text_of(part) for part in content)}
+
+
+def _text_of(part: object) -> str:
+    if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+        raise UnsupportedError("Message content may hold text parts only; this model reads no other.", param="messages")
+    text: str = part["text"]
+    return text
