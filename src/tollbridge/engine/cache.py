@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from tollbridge.errors import UnsupportedError
@@ -131,5 +129,5 @@ def _end_of_run(block_table: Sequence[int], index: int) -> int:
 
 def _byte_view(tensor: torch.Tensor) -> memoryview:
     """Return a writable view of the bytes of a contiguous CPU tensor (numpy has no bfloat16, but it has bytes)."""
-    array: npt.NDArray[np.uint8] = tensor.view(-1).view(torch.uint8).numpy()
-    return memoryview(array)
+    view: memoryview = tensor.view(-1).view(torch.uint8).numpy().data
+    return view
