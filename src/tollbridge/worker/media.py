@@ -1,0 +1,70 @@
+"""④ The transfer media of one worker: what the cluster file says, as a sender and a receiver for the engine.
+
+The engine owns both and closes them. A worker without the cluster secret gets none: it could not tell the router's
+params from a stranger's, so it refuses them all, and serves locally.
+"""
+
+from __future__ import annotations
+
+from tollbridge.config.address import Address, parse_address
+from tollbridge.config.cluster import ClusterConfig, TransferConfig, WorkerConfig
+from tollbridge.errors import ConfigError
+from tollbridge.transfer.base import Fingerprint, KVMemory, KVReceiver, KVSender, TransferStatistics
+from tollbridge.transfer.options import TransferOptions
+from tollbridge.transfer.tcp import TcpReceiver, TcpSender
+
+
+class Media:
+    """Makes the two sides when the engine asks for them, and remembers them for the metrics."""
+
+    def __init__(self, options: TransferOptions) -> None:
+        self._options = options
+        self._sender: KVSender | None = None
+        self._receiver: KVReceiver | None = None
+
+    def make_sender(self, memory: KVMemory, fingerprint: Fingerprint) -> KVSender:
+        self._sender = TcpSender(memory, fingerprint, self._options)
+        return self._sender
+
+    def make_receiver(self, memory: KVMemory, fingerprint: Fingerprint) -> KVReceiver:
+        self._receiver = TcpReceiver(memory, fingerprint, self._options)
+        return self._receiver
+
+    @property
+    def kv(self) -> str | None:
+        """Where decode dials, as host:port; None before the engine has asked for a sender."""
+        if self._sender is None:
+            return None
+        host, port = self._sender.address
+        return str(Address(host=host, port=port))
+
+    def statistics(self) -> dict[str, TransferStatistics]:
+        """Return the statistics by side."""
+        sides = {"send": self._sender, "receive": self._receiver}
+        return {side: medium.statistics() for side, medium in sides.items() if medium is not None}
+
+
+def maybe_media(cluster: ClusterConfig, worker: WorkerConfig, secret: bytes | None) -> Media | None:
+    """Return the media of `worker`, None without a secret; ConfigError for a setting that no medium has yet."""
+    _refuse_unsupported(cluster.transfer)
+    if not secret:
+        return None
+    address = parse_address(worker.kv)
+    return Media(
+        TransferOptions(
+            secret=secret,
+            bind_host=address.host,
+            bind_port=address.port,
+            bandwidth_cap_bytes_per_s=cluster.transfer.bandwidth_cap,
+        )
+    )
+
+
+def _refuse_unsupported(transfer: TransferConfig) -> None:
+    if transfer.media == "loopback":
+        raise ConfigError("transfer.media loopback works within one process only: use auto or tcp for workers.")
+    for name in ("streams", "ring_mib"):
+        if getattr(transfer, name) != "auto":
+            raise ConfigError(f"transfer.{name} {getattr(transfer, name)} is not supported yet: leave it at auto.")
+    if transfer.tls is not None:
+        raise ConfigError("transfer.tls is not supported yet: leave it out, on a network that you trust.")
