@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 
 from tollbridge.engine.requests import LiveRequest
-from tollbridge.errors import RequestError, UnsupportedError
+from tollbridge.errors import RequestError, TransferError, UnsupportedError
 from tollbridge.sched.plan import StepPlan
 from tollbridge.sched.scheduler import Scheduler
 from tollbridge.sched.sequence import State, TokenSequence
@@ -74,10 +74,14 @@ class TransferDesk:
             self._claims.add(key)
 
     def begin(self, live: LiveRequest) -> None:
-        """Announce the send of a request that was just queued."""
+        """Announce the send of a request that was just queued; TransferError when the sender does not take it."""
         if self._sender is None or live.request.transfer is None or live.request.transfer.role != "prefill":
             return
-        self._sender.register(live.transfer_id, digest=live.digest, num_tokens=live.sequence.num_prompt_tokens)
+        try:
+            self._sender.register(live.transfer_id, digest=live.digest, num_tokens=live.sequence.num_prompt_tokens)
+        except TransferError:
+            self._drop_claim(live)
+            raise
         self._sends[live.transfer_id] = self._sends_by_request[live.request.request_id] = live
 
     def admitted(self, live: LiveRequest) -> None:
@@ -142,14 +146,14 @@ class TransferDesk:
             live = self._sends.pop(end.transfer_id, None)
             if live is not None:
                 self._sends_by_request.pop(live.request.request_id, None)
-                self._release_claim(live, scheduler)
+                self._ended(live, scheduler)
         for end in self._receiver.poll() if self._receiver else ():
             live = self._loads.pop(end.transfer_id, None)
             if live is not None:
                 live.transfer_end = end
                 if live.sequence.state is State.PARKED:
                     self._loaded(live, scheduler, now_s)
-                self._release_claim(live, scheduler)
+                self._ended(live, scheduler)
 
     def close(self) -> None:
         """Close sender and receiver: every open transfer ends."""
@@ -214,9 +218,12 @@ class TransferDesk:
         live.can_compute(now_s)
         scheduler.loaded(live.sequence, accepted=accepted)
 
-    def _release_claim(self, live: LiveRequest, scheduler: Scheduler) -> None:
+    def _ended(self, live: LiveRequest, scheduler: Scheduler) -> None:
         if live.sequence.state is State.PINNED:
             scheduler.unpin(live.sequence)
+        self._drop_claim(live)
+
+    def _drop_claim(self, live: LiveRequest) -> None:
         assert live.request.transfer is not None
         with self._claims_lock:
             self._claims.discard((live.request.transfer.role, live.transfer_id))
