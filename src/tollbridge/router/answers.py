@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from tollbridge.errors import TollbridgeError, UnavailableError
-from tollbridge.wire.openai import ErrorBody, ErrorInfo
+from tollbridge.wire.openai import ErrorBody, ErrorInfo, error_body
 
 log = logging.getLogger("tollbridge.router")
 
@@ -17,15 +17,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 JSON = "application/json"
 
 
-def error_body(error: TollbridgeError) -> bytes:
+def error_document(error: TollbridgeError) -> bytes:
     """Return the JSON document that tells a client about `error`."""
-    return _body(error.message, error.error_type, error.status, error.param)
+    return msgspec.json.encode(error_body(error))
 
 
 def error_answer(error: TollbridgeError) -> web.Response:
     """Return the whole answer; retryable ones carry Retry-After."""
     headers = {"Retry-After": "1"} if isinstance(error, UnavailableError) else None
-    return web.Response(status=error.status, body=error_body(error), content_type=JSON, headers=headers)
+    return web.Response(status=error.status, body=error_document(error), content_type=JSON, headers=headers)
 
 
 def json_answer(value: object, status: int = 200) -> web.Response:
@@ -49,17 +49,12 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 def _framework_answer(request: web.Request, error: web.HTTPException) -> web.Response:
     messages = {
-        404: f"There is no {request.path} here: see /health, /v1/models and /v1/chat/completions.",
-        405: f"{request.path} does not take {request.method}: use {error.headers.get('Allow', 'another method')}.",
+        404: f"There is no {request.path[:200]} here: see /health, /v1/models and /v1/chat/completions.",
+        405: f"{request.path} does not take {request.method[:20]}: use {error.headers.get('Allow', 'another method')}.",
         413: f"The request body is larger than the router takes ({request.client_max_size >> 20} MiB): shorten it.",
     }
     message = messages.get(error.status, error.reason or "The request was refused.")
     kind = "not_found_error" if error.status == 404 else "invalid_request_error"
     headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
-    return web.Response(
-        status=error.status, body=_body(message, kind, error.status, None), content_type=JSON, headers=headers
-    )
-
-
-def _body(message: str, kind: str, status: int, param: str | None) -> bytes:
-    return msgspec.json.encode(ErrorBody(error=ErrorInfo(message=message, type=kind, param=param, code=status)))
+    body = msgspec.json.encode(ErrorBody(error=ErrorInfo(message=message, type=kind, code=error.status)))
+    return web.Response(status=error.status, body=body, content_type=JSON, headers=headers)

@@ -26,7 +26,7 @@ from tollbridge.router.metrics import RouterMetrics
 from tollbridge.router.upstream import Upstream
 
 CONTEXT = web.AppKey("context", Context)
-REQUEST_ID = "x-request-id"
+REQUEST_ID = web.RequestKey("request_id", str)
 OPEN_PATHS = ("/health", "/metrics")  # probes and scrapers carry no API key
 
 
@@ -77,8 +77,8 @@ def make_app(context: Context) -> web.Application:
 async def generate(request: web.Request) -> web.StreamResponse:
     """① to ⑥ for completions and chat completions."""
     context = request.app[CONTEXT]
-    with context.admit(request["id"]) as request_id:
-        request["id"] = request_id
+    with context.admit(request[REQUEST_ID]) as request_id:
+        request[REQUEST_ID] = request_id
         try:
             call = await ingress.read(request, context.config.router, request_id, context.limits.body_timeout_s)
             decision = decide_call(context, call)
@@ -90,7 +90,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
 
 async def pass_on(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
-    with context.admit(request["id"]) as request_id:
+    with context.admit(request[REQUEST_ID]) as request_id:
         call = await ingress.read(request, context.config.router, request_id, context.limits.body_timeout_s)
         return await forward.forward(context, call)
 
@@ -98,7 +98,7 @@ async def pass_on(request: web.Request) -> web.StreamResponse:
 @web.middleware
 async def identify(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Give every request its id, refused ones included."""
-    request["id"] = ingress.request_id_of(request)
+    request[REQUEST_ID] = ingress.request_id_of(request)
     return await handler(request)
 
 
@@ -110,7 +110,7 @@ async def check_key(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 async def _name_response(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers[REQUEST_ID] = request["id"]
+    response.headers["x-request-id"] = request[REQUEST_ID]
 
 
 def _handler(view: Callable[[Context, web.Request], web.Response]) -> Handler:

@@ -30,7 +30,7 @@ from aiohttp import web
 from tollbridge.errors import TollbridgeError, UnavailableError, UpstreamError
 from tollbridge.policy.decide import after_decode_failure, after_prefill_failure
 from tollbridge.router import legs
-from tollbridge.router.answers import error_answer, error_body
+from tollbridge.router.answers import error_answer, error_document
 from tollbridge.router.client import DECISION_HEADER, Client
 from tollbridge.router.context import Context
 from tollbridge.router.fleet import Leg, Worker
@@ -68,10 +68,11 @@ class Flow:
         self._call = call
         self._client = client
         self._outcome = Outcome(context, call, decision)
-        self._relay = Relay(context, client, self._outcome, self._begin)
+        self._relay = Relay(context, client, self._outcome, begin=self._begin, finish=self._finish)
         self._headers = legs.headers_for(call)
         self._tried: frozenset[str] = frozenset()  # decode workers that failed
         self._may_retry = {"prefill", "decode"}
+        self._prefill: asyncio.Task[None] | None = None  # owned by the task group of `_split`
         self.phase = Phase.DECIDED
 
     @property
@@ -90,7 +91,7 @@ class Flow:
         except asyncio.CancelledError:
             self._outcome.cancelled("The client closed its connection.")
             raise
-        finally:
+        finally:  # also of what nobody foresaw
             self.phase = Phase.ENDED
             self._outcome.end()
 
@@ -128,12 +129,13 @@ class Flow:
     async def _give_up(self, error: TollbridgeError) -> web.StreamResponse:
         """Tell the client: by the status when it has nothing yet, else by an error event and an end without [DONE]."""
         self._outcome.failed(error.status, error.message)
+        self._outcome.end()
         if self._client.response is None:
             answer = error_answer(error)
             answer.headers[DECISION_HEADER] = self._outcome.header()
             return answer
         try:
-            return await self._client.end_stream(sse.event(error_body(error)))
+            return await self._client.end_stream(sse.event(error_document(error)))
         except ClientGoneError:
             return self._client.response
 
@@ -145,11 +147,12 @@ class Flow:
         for_prefill, for_decode = self._sign(worker)
         try:
             async with asyncio.TaskGroup() as group:
-                prefill = group.create_task(self._prefill_leg(worker, for_prefill))
+                self._prefill = group.create_task(self._prefill_leg(worker, for_prefill))
                 response = await self._decode_leg(for_decode)
-                await self._settle(prefill)
         except ExceptionGroup as failures:
             _raise_worst(failures)
+        finally:
+            self._prefill = None
         return response
 
     def _sign(self, prefill: Worker) -> tuple[bytes, bytes]:
@@ -165,12 +168,6 @@ class Flow:
             secret=self._context.secret,
         )
         return legs.prefill_body(self._call, for_prefill), legs.decode_body(self._call, for_decode)
-
-    async def _settle(self, prefill: asyncio.Task[None]) -> None:
-        """Decode is done: prefill may hand in its report if its KV arrived, otherwise nobody wants the rest."""
-        if not prefill.done() and self._outcome.kv_arrived():
-            await asyncio.wait({prefill}, timeout=self._context.limits.prefill_grace_s)
-        prefill.cancel()
 
     async def _prefill_leg(self, worker: Worker, body: bytes) -> None:
         reason = "prefill_failed"
@@ -226,6 +223,18 @@ class Flow:
             raise PrefillFailedError("prefill_failed")  # a moment ago; the retry owns the client
         self.phase = Phase.RELAYING
         self._outcome.first_event()
+
+    async def _finish(self) -> None:
+        """The answer is complete but for its last byte: close the record, so that who sees the end can read it.
+
+        The prefill leg may hand in its report if its KV arrived; otherwise nobody wants the rest of it.
+        """
+        prefill = self._prefill
+        if prefill is not None and not prefill.done():
+            if self._outcome.kv_arrived():
+                await asyncio.wait({prefill}, timeout=self._context.limits.prefill_grace_s)
+            prefill.cancel()
+        self._outcome.end()
 
 
 def _raise_worst(failures: ExceptionGroup[Exception]) -> NoReturn:

@@ -84,7 +84,10 @@ class Monitor:
             worker.models = _cards(await self._get(worker, "/v1/models"))
             _warn_of_other_port(worker, said)
         worker.incarnation = incarnation
-        worker.kv = kv_address(worker.config, said)
+        takes_no_part = "kv" in worker.status and said is None
+        worker.kv = None if takes_no_part else kv_address(worker.config, said)
+        if worker.status.get("draining") is True:
+            raise UnavailableError("It is draining: it finishes what it has and takes nothing new.")
 
     async def _get(self, worker: Worker, path: str, *, optional: bool = False) -> Any:
         """Return the JSON value at `path`, None when the body is not JSON; UnavailableError for an error answer."""

@@ -90,7 +90,7 @@ def parse_body(raw: bytes) -> Body:
         body = _BODY.decode(raw)
     except msgspec.ValidationError:
         raise RequestError("The request body must be a JSON object.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"The request body is not valid JSON: {error}.") from None
     body.pop("kv_transfer_params", None)
     _refuse_smuggled_params(body)

@@ -13,7 +13,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     timeouts_until_down: int = 3  # a busy worker may miss a check; a refused connection counts at once
     suspect_s: float = 5.0  # how long a failed request makes a worker the last choice
     params_valid_s: float = 60.0  # lifetime of signed kv_transfer_params
-    prefill_grace_s: float = 1.0  # how long a finished request waits for the prefill leg's report
+    prefill_grace_s: float = 0.25  # how long the end of an answer waits for the prefill leg's report
     drain_s: float = 30.0  # SIGTERM: how long running requests may take to finish
     keepalive_s: float = 2.0  # below uvicorn's 5 s, so that a worker never closes a connection we are about to use
     max_answer_bytes: int = 256 << 20  # a whole (non-streaming) answer

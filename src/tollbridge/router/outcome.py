@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 
+from tollbridge.obs.logs import request_line
 from tollbridge.router.context import Context
 from tollbridge.router.ingress import Call
 from tollbridge.router.stream import Usage
@@ -27,6 +28,7 @@ class Outcome:
         self._notes: list[str] = []
         self._verdict: Verdict | None = None
         self._stream = call.stream
+        self._ended = False
         self.usage: Usage | None = None
         self.num_chunks = 0
         context.decisions.add(self._record)
@@ -96,19 +98,26 @@ class Outcome:
         self._happened.http_status = http_status
 
     def failed(self, http_status: int, sentence: str) -> None:
+        """The client gets an error: by its status, or as an event in a stream."""
         self._happened.status = "error"
         self._happened.http_status = http_status
         self.note(sentence)
 
     def cancelled(self, sentence: str) -> None:
+        """The client left. After the end that is no news."""
+        if self._ended:
+            return
         self._happened.status = "cancelled"
         self.note(sentence)
 
     # --- the end
 
     def end(self) -> None:
-        """Close the record: totals, metrics, one log line."""
+        """Close the record: totals, metrics, one log line. What comes later does not change it."""
         happened = self._happened
+        if self._ended:
+            return
+        self._ended = True
         if happened.status == "running":  # an exception nobody foresaw: the middleware answers 500
             self.failed(500, "The router failed on this request: its log has the traceback.")
         happened.total_s = self._clock.monotonic() - self._started_s
@@ -155,12 +164,20 @@ class Outcome:
 
     def _log(self) -> None:
         happened, decision = self._happened, self.decision
-        log.info(
-            "request: id=%s choice=%s prefill=%s decode=%s policy=%s reason=%s status=%s http=%d stream=%s "
-            "ttft_s=%s total_s=%.4f prompt_tokens=%d completion_tokens=%d verified=%s",
-            decision.id, decision.choice, decision.prefill or "-", decision.decode, decision.policy, decision.reason,
-            happened.status, happened.http_status, self._stream,
-            "-" if happened.ttft_s is None else f"{happened.ttft_s:.4f}",
-            happened.total_s, happened.prompt_tokens, happened.completion_tokens,
-            "-" if happened.split_verified is None else happened.split_verified,
-        )  # fmt: skip
+        request_line(
+            log,
+            id=decision.id,
+            choice=decision.choice,
+            prefill=decision.prefill,
+            decode=decision.decode,
+            policy=decision.policy,
+            reason=decision.reason,
+            status=happened.status,
+            http_status=happened.http_status,
+            stream=self._stream,
+            ttft_s=happened.ttft_s,
+            total_s=happened.total_s,
+            prompt_tokens=happened.prompt_tokens,
+            completion_tokens=happened.completion_tokens,
+            verified=happened.split_verified,
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
 from aiohttp import web
@@ -19,13 +19,25 @@ EVENT_STREAM = "text/event-stream"
 
 
 class Relay:
-    """Relays the answers of one request's attempts. `begin` is called before the first byte leaves; it may raise."""
+    """Relays the answers of one request's attempts.
 
-    def __init__(self, context: Context, client: Client, outcome: Outcome, begin: Callable[[], None]) -> None:
+    `begin` is called before the first byte leaves and may raise; `finish` is called before the last.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        client: Client,
+        outcome: Outcome,
+        *,
+        begin: Callable[[], None],
+        finish: Callable[[], Awaitable[None]],
+    ) -> None:
         self._context = context
         self._client = client
         self._outcome = outcome
         self._begin = begin
+        self._finish = finish
         self._idle_s = context.config.router.idle_timeout_s
 
     async def answer(self, worker: Worker, response: aiohttp.ClientResponse, limit: Deadline) -> web.StreamResponse:
@@ -49,6 +61,7 @@ class Relay:
             self._context.fleet.succeeded(worker)
         self._outcome.answered(response.status)
         limit.waiting_for_client = True
+        await self._finish()
         return await self._client.send_whole(response.status, response.content_type, body, self._outcome.header())
 
     async def _stream(self, worker: Worker, response: aiohttp.ClientResponse, limit: Deadline) -> web.StreamResponse:
@@ -77,6 +90,7 @@ class Relay:
         else:
             self._outcome.answered(200)
             self._context.fleet.succeeded(worker)
+        await self._finish()
         return await self._client.end_stream()
 
     @staticmethod

@@ -1,0 +1,251 @@
+"""A stand-in for a worker: speaks its HTTP API, reports like one, and misbehaves on request. No engine, no KV.
+
+What it does with a request is a `Behaviour`, chosen by the request's role (`prefill`, `decode`, `local`):
+
+    serve      tokens one by one, then the report
+    hang       nothing at all, not even a head, until the client leaves
+    head       the head of a stream, then nothing
+    stall      `after` tokens, then nothing
+    die        `after` tokens, then the connection is torn down (0: before the head)
+    end_early  `after` tokens, then a clean end without [DONE]
+    error      an HTTP error `status`
+    event      the head, then an error event
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+from aiohttp import web
+
+from tollbridge.config.cluster import WorkerConfig
+from tollbridge.wire import params as wire
+from tollbridge.wire.params import TransferReport, WorkerReport
+
+SECRET = b"a secret for tests only"
+KAPPA = 64  # pretended KV bytes per token
+
+Mode = Literal["serve", "hang", "head", "stall", "die", "end_early", "error", "event"]
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    mode: Mode = "serve"
+    after: int = 0
+    status: int = 500
+    error: dict[str, Any] = field(default_factory=lambda: {"message": "the stub says no", "type": "stub"})
+    hold: asyncio.Event | None = None  # answer only once it is set
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One request as the stub got it."""
+
+    path: str
+    role: str
+    headers: dict[str, str]
+    body: dict[str, Any]
+
+
+class StubWorker:
+    """One stub. Tests change its attributes between requests."""
+
+    def __init__(self, name: str, prefer: Literal["prefill", "decode", "any"] = "any") -> None:
+        self.name, self.prefer = name, prefer
+        self.url = ""
+        self.model = "stub-model"
+        self.healthy = True
+        self.stock = False  # a server without /tollbridge/status and reports, like vLLM
+        self.kv: str | None = f"127.0.0.1:{7000 + sum(name.encode())}"
+        self.incarnation = "first"
+        self.draining = False
+        self.tokens = ["Hel", "lo", " wor", "ld"]
+        self.prompt_tokens = 100
+        self.cached_tokens = 0
+        self.behaviour: dict[str, Behaviour] = {}
+        self.report: dict[str, dict[str, Any]] = {}  # role -> fields of the report that differ
+        self.cut: Callable[[bytes], list[bytes]] | None = None  # how a stream is cut into TCP writes
+        self.seen: list[Seen] = []
+        self.arrived: dict[str, asyncio.Event] = {role: asyncio.Event() for role in ("prefill", "decode", "local")}
+        self.departed: dict[str, asyncio.Event] = {role: asyncio.Event() for role in ("prefill", "decode", "local")}
+        self._runner: web.AppRunner | None = None
+        self._port = 0
+
+    # --- life
+
+    async def start(self) -> None:
+        """Listen; the second time on the same port."""
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_post("/v1/completions", self._generate)
+        app.router.add_post("/v1/chat/completions", self._generate)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/tollbridge/status", self._status)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
+        await site.start()
+        self._port = self._runner.addresses[0][1]
+        self.url = f"http://127.0.0.1:{self._port}"
+
+    async def stop(self) -> None:
+        """Close the port and every connection: from now on connects are refused."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    @property
+    def config(self) -> WorkerConfig:
+        return WorkerConfig(name=self.name, prefer=self.prefer, url=self.url)
+
+    def roles(self) -> list[str]:
+        return [seen.role for seen in self.seen]
+
+    # --- handlers
+
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if self.healthy else 503)
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model", "created": 1}]})
+
+    async def _status(self, _: web.Request) -> web.Response:
+        if self.stock:
+            raise web.HTTPNotFound
+        status = {"name": self.name, "kv": self.kv, "incarnation": self.incarnation, "draining": self.draining}
+        return web.json_response(status)
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        self.seen.append(Seen(request.path, "local", dict(request.headers), await request.json()))
+        return web.json_response({"tokens": [1, 2, 3], "count": 3})
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        params = wire.parse(body.get("kv_transfer_params"))
+        if params is not None:
+            wire.verify(params, SECRET, now_s=0.0)
+        role = params.role if params else "local"
+        self.seen.append(Seen(request.path, role, {k.lower(): v for k, v in request.headers.items()}, body))
+        self.arrived[role].set()
+        try:
+            return await self._behave(request, body, role, params.transfer_id if params else "")
+        except (asyncio.CancelledError, ConnectionError):
+            self.departed[role].set()
+            raise
+
+    async def _behave(self, request: web.Request, body: dict[str, Any], role: str, transfer_id: str) -> Any:
+        behaviour = self.behaviour.get(role, Behaviour())
+        if behaviour.hold is not None:
+            await behaviour.hold.wait()
+        if behaviour.mode == "hang":
+            await asyncio.Event().wait()
+        if behaviour.mode == "error":
+            return web.json_response({"error": behaviour.error}, status=behaviour.status)
+        if behaviour.mode == "die" and not behaviour.after:
+            return self._tear(request)
+        report = None if self.stock else self.make_report(role, transfer_id)
+        if not body.get("stream"):
+            return web.json_response(self._whole(body, report))
+        return await self._stream(request, body, behaviour, report)
+
+    async def _stream(
+        self, request: web.Request, body: dict[str, Any], behaviour: Behaviour, report: WorkerReport | None
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        if behaviour.mode == "head":
+            await asyncio.Event().wait()
+        if behaviour.mode == "event":
+            await response.write(_event({"error": behaviour.error}))
+            await response.write_eof()
+            return response
+        events = [_event(chunk) for chunk in self._chunks(body, report)] + [b"data: [DONE]\n\n"]
+        if behaviour.mode in ("stall", "die", "end_early"):
+            events = events[: behaviour.after]
+        for piece in self.cut(b"".join(events)) if self.cut else events:
+            await response.write(piece)
+        if behaviour.mode == "stall":
+            await asyncio.Event().wait()
+        if behaviour.mode == "die":
+            await asyncio.sleep(0)
+            return self._tear(request, response)
+        await response.write_eof()
+        return response
+
+    @staticmethod
+    def _tear(request: web.Request, response: web.StreamResponse | None = None) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.close()  # flushes what was written, then the connection ends in the middle of the answer
+        return response or web.Response()
+
+    # --- bodies
+
+    def make_report(self, role: str, transfer_id: str = "") -> WorkerReport:
+        lacked = max(self.prompt_tokens - 1 - self.cached_tokens, 0) if role == "decode" else 0
+        size = lacked * KAPPA
+        transfer = TransferReport(
+            transfer_id=transfer_id, side="receive" if role == "decode" else "send", outcome="done",
+            num_tokens=lacked, payload_bytes=size, wire_bytes=size + 100, num_frames=4, wire_s=0.5,
+        )  # fmt: skip
+        fields: dict[str, Any] = {
+            "role": role,
+            "prompt_tokens": self.prompt_tokens,
+            "computed_tokens": self.prompt_tokens - self.cached_tokens - lacked,
+            "cached_tokens": self.cached_tokens,
+            "loaded_tokens": lacked,
+            "generated_tokens": 1 if role == "prefill" else len(self.tokens),
+            "transfer": None if role == "local" else transfer,
+        }
+        return WorkerReport(**(fields | self.report.get(role, {})))
+
+    def _whole(self, body: dict[str, Any], report: WorkerReport | None) -> dict[str, Any]:
+        text = "".join(self.tokens)
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
+        choice |= {"message": {"role": "assistant", "content": text}} if "messages" in body else {"text": text}
+        whole = {"id": "x", "created": 1, "model": self.model, "choices": [choice], "usage": self._usage()}
+        return whole | {"object": "chat.completion" if "messages" in body else "text_completion"} | _carry(report)
+
+    def _chunks(self, body: dict[str, Any], report: WorkerReport | None) -> list[dict[str, Any]]:
+        chat = "messages" in body
+        common = {"id": "x", "created": 1, "model": self.model}
+        common["object"] = "chat.completion.chunk" if chat else "text_completion"
+        chunks = []
+        for at, token in enumerate(self.tokens):
+            last = at == len(self.tokens) - 1
+            choice: dict[str, Any] = {"index": 0, "finish_reason": "stop" if last else None}
+            choice |= {"delta": {"content": token}} if chat else {"text": token}
+            chunks.append(common | {"choices": [choice]} | (_carry(report) if last else {}))
+        if (body.get("stream_options") or {}).get("include_usage"):
+            chunks.append(common | {"choices": [], "usage": self._usage()})
+        return chunks
+
+    def _usage(self) -> dict[str, int]:
+        out = len(self.tokens)
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": out, "total_tokens": self.prompt_tokens + out}
+
+
+@asynccontextmanager
+async def stubs(*workers: StubWorker) -> AsyncIterator[None]:
+    """Run `workers` while the context lasts."""
+    try:
+        for worker in workers:
+            await worker.start()
+        yield
+    finally:
+        for worker in workers:
+            await worker.stop()
+
+
+def _carry(report: WorkerReport | None) -> dict[str, Any]:
+    return {"kv_transfer_params": {"tollbridge": msgspec.to_builtins(report)}} if report else {}
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
