@@ -147,7 +147,8 @@ class FakeTokenizer:
 class Answer:
     """A sink that collects outputs and lets a test wait for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: str = "") -> None:
+        self.request_id = request_id or f"r{id(self)}"
         self.outputs: list[StepOutput] = []
         self._changed = threading.Condition()
 
@@ -200,7 +201,7 @@ class Gate:
 
     def let_through(self, count: int = 1_000_000) -> None:
         with self._changed:
-            self._allowed = self.arrived + count if count < 1_000_000 else count
+            self._allowed += count
             self._changed.notify_all()
 
 
@@ -264,11 +265,10 @@ class Worker:
         arrival_s: float = 0.0,
         **sampling: Any,
     ) -> Answer:
-        answer = Answer()
-        answer.request_id = request_id or f"r{id(answer)}"  # type: ignore[attr-defined]
+        answer = Answer(request_id or "")
         self.engine.submit(
             EngineRequest(
-                request_id=answer.request_id,  # type: ignore[attr-defined]
+                request_id=answer.request_id,
                 prompt_token_ids=tuple(prompt),
                 sampling=SamplingParams(**{"max_tokens": max_tokens, "seed": 0, "ignore_eos": True, **sampling}),
                 sink=answer,

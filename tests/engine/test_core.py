@@ -166,7 +166,7 @@ def test_the_oldest_request_is_never_preempted() -> None:
         for i, answer in enumerate(answers):
             answer.wait()
             order.append(i)
-        first_id = answers[0].request_id  # type: ignore[attr-defined]
+        first_id = answers[0].request_id
         firsts = [
             chunk.first_token for plan in worker.runner.plans for chunk in plan.chunks if chunk.request_id == first_id
         ]

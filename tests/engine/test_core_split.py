@@ -1,0 +1,241 @@
+"""Two engines and a loopback wire: a split request must get what a local one gets, whatever happens on the way."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.engine.fakes import Answer, Gate, Worker, fingerprint, make_memory, prompt_of, reference
+from tollbridge.transfer.base import Fingerprint
+from tollbridge.transfer.loopback import LoopbackNetwork
+from tollbridge.wire.params import Role, TransferParams
+
+
+class Split:
+    """A prefill and a decode worker; either can also serve locally."""
+
+    def __init__(
+        self, *, prefill_blocks: int = 64, decode_blocks: int = 64, decode_fingerprint: Fingerprint | None = None
+    ) -> None:
+        network = LoopbackNetwork()
+        prefill_memory, decode_memory = make_memory(prefill_blocks), make_memory(decode_blocks)
+        self.sender = network.sender(prefill_memory, fingerprint())
+        self.prefill = Worker(memory=prefill_memory, sender=self.sender, max_num_batched_tokens=8)
+        self.decode = Worker(
+            memory=decode_memory, receiver=network.receiver(decode_memory, decode_fingerprint or fingerprint())
+        )
+        self._next_id = 0
+
+    def params(self, role: Role, transfer_id: str) -> TransferParams:
+        host, port = self.sender.address
+        return TransferParams(v=1, transfer_id=transfer_id, role=role, host=host, port=port, expires=2e9)
+
+    def transfer_id(self) -> str:
+        self._next_id += 1
+        return f"{self._next_id:032x}"
+
+    def submit(
+        self, prompt: Sequence[int], *, max_tokens: int = 6, decode_first: bool = False, seed: int = 0
+    ) -> tuple[Answer, Answer]:
+        """Send both legs; return (prefill's answer, decode's answer)."""
+        name = self.transfer_id()
+        legs = {
+            "prefill": lambda: self.prefill.submit(
+                prompt, max_tokens=1, seed=seed, transfer=self.params("prefill", name)
+            ),
+            "decode": lambda: self.decode.submit(
+                prompt, max_tokens=max_tokens, seed=seed, transfer=self.params("decode", name)
+            ),
+        }
+        answers = {role: legs[role]() for role in sorted(legs, reverse=not decode_first)}
+        return answers["prefill"], answers["decode"]
+
+    def check(self) -> None:
+        self.prefill.engine.check()
+        self.decode.engine.check()
+
+    def close(self) -> None:
+        self.check()
+        self.decode.engine.shutdown()
+        self.prefill.engine.shutdown()
+        self.decode.assert_empty()
+        self.prefill.assert_empty()
+
+
+@pytest.fixture
+def split() -> Iterator[Split]:
+    split = Split()
+    yield split
+    split.close()
+
+
+@pytest.mark.parametrize("decode_first", [True, False])
+@pytest.mark.parametrize("length", [1, 2, 4, 5, 8, 9, 33, 60])
+def test_split_equals_local(split: Split, length: int, decode_first: bool) -> None:
+    prompt = prompt_of(length)
+    first, answer = split.submit(prompt, decode_first=decode_first)
+    report, prefill_report = answer.wait().report, first.wait().report
+    assert answer.token_ids == reference(prompt, max_tokens=6)
+    assert first.token_ids == reference(prompt, max_tokens=1)
+    assert report is not None and prefill_report is not None
+    assert (report.loaded_tokens, report.computed_tokens) == (length - 1, 1)
+    assert prefill_report.computed_tokens == length
+    if length > 1:
+        assert report.transfer is not None and report.transfer.outcome == "done"
+
+
+def test_prefix_hits_on_both_sides(split: Split) -> None:
+    prompt = prompt_of(30)
+    split.prefill.submit(prompt[:22]).wait()
+    split.decode.submit(prompt[:9]).wait()
+    first, answer = split.submit(prompt)
+    report, prefill_report = answer.wait().report, first.wait().report
+    assert report is not None and (report.cached_tokens, report.loaded_tokens, report.computed_tokens) == (8, 21, 1)
+    assert prefill_report is not None and prefill_report.cached_tokens == 20
+    assert answer.token_ids == reference(prompt, max_tokens=6)
+
+
+def test_the_second_turn_moves_only_what_is_new(split: Split) -> None:
+    prompt = prompt_of(30)
+    _, answer = split.submit(prompt)
+    answer.wait()
+    prompt = [*prompt, *answer.token_ids, *prompt_of(10, start=5)]
+    _, answer = split.submit(prompt)
+    report = answer.wait().report
+    assert report is not None and report.cached_tokens == 32 and report.loaded_tokens == len(prompt) - 1 - 32
+    assert answer.token_ids == reference(prompt, max_tokens=6)
+
+
+def test_many_at_once(split: Split) -> None:
+    prompts = [prompt_of(3 + 4 * i, start=i % 4) for i in range(12)]
+    answers = [split.submit(prompt, decode_first=i % 2 == 0, seed=i)[1] for i, prompt in enumerate(prompts)]
+    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        answer.wait()
+        assert answer.token_ids == reference(prompt, max_tokens=6, seed=i)
+
+
+def test_small_caches_preempt_and_wait_but_change_nothing() -> None:
+    split = Split(prefill_blocks=14, decode_blocks=14)
+    prompts = [prompt_of(9 + 3 * i, start=i) for i in range(10)]
+    answers = []
+    for i, prompt in enumerate(prompts):
+        answers.append(split.submit(prompt, decode_first=i % 2 == 0, seed=i, max_tokens=17)[1])
+        answers.append(split.prefill.submit(prompt, seed=i, max_tokens=17))
+        answers.append(split.decode.submit(prompt, seed=i, max_tokens=17))
+    for i, answer in enumerate(answers):
+        answer.wait()
+        assert answer.token_ids == reference(prompts[i // 3], max_tokens=17, seed=i // 3)
+    split.close()
+
+
+def test_prefill_aborted_half_way_is_recomputed_by_decode(split: Split) -> None:
+    gate = Gate()
+    split.prefill.runner.before = gate
+    prompt, name = prompt_of(30), split.transfer_id()
+    first = split.prefill.submit(prompt, max_tokens=1, request_id="p", transfer=split.params("prefill", name))
+    answer = split.decode.submit(prompt, transfer=split.params("decode", name))
+    gate.wait_arrived(1)
+    gate.let_through(1)
+    gate.wait_arrived(2)
+    split.prefill.engine.abort("p")
+    gate.let_through()
+    assert first.wait().finish_reason == "abort"
+    report = answer.wait().report
+    assert answer.token_ids == reference(prompt, max_tokens=6)
+    assert report is not None and report.loaded_tokens == 0 and report.computed_tokens == 30
+    assert report.transfer is not None and report.transfer.outcome == "failed"
+    assert split.decode.engine.statistics().kv_recomputed_tokens_total == 29
+
+
+def test_decode_aborted_half_way_frees_both_sides(split: Split) -> None:
+    gate = Gate()
+    split.prefill.runner.before = gate
+    prompt, name = prompt_of(30), split.transfer_id()
+    first = split.prefill.submit(prompt, max_tokens=1, transfer=split.params("prefill", name))
+    answer = split.decode.submit(prompt, request_id="d", transfer=split.params("decode", name))
+    gate.wait_arrived(1)
+    gate.let_through(1)
+    gate.wait_arrived(2)
+    split.decode.engine.abort("d")
+    assert answer.wait().finish_reason == "abort"
+    gate.let_through()
+    first.wait()
+    split.prefill.submit([1]).wait()
+    split.decode.submit([1]).wait()
+    for worker in (split.prefill, split.decode):
+        statistics = worker.engine.statistics()
+        assert statistics.num_free_blocks == statistics.num_blocks
+
+
+def test_a_digest_that_differs_is_recomputed(split: Split) -> None:
+    name = split.transfer_id()
+    split.prefill.submit(prompt_of(20), max_tokens=1, transfer=split.params("prefill", name)).wait()
+    other = prompt_of(20, start=1)
+    answer = split.decode.submit(other, transfer=split.params("decode", name))
+    report = answer.wait().report
+    assert answer.token_ids == reference(other, max_tokens=6)
+    assert report is not None and report.transfer is not None and report.transfer.reason == "digest_mismatch"
+
+
+def test_another_model_on_the_other_side_is_recomputed() -> None:
+    other = Fingerprint(
+        model="other",
+        dtype="bytes",
+        num_layers=3,
+        num_kv_heads=1,
+        head_size=4,
+        block_size=4,
+        layout="token-major",
+    )
+    split = Split(decode_fingerprint=other)
+    first, answer = split.submit(prompt_of(20))
+    report = answer.wait().report
+    assert answer.token_ids == reference(prompt_of(20), max_tokens=6)
+    assert report is not None and report.transfer is not None and report.transfer.reason == "handshake"
+    first.wait()
+    split.close()
+
+
+def test_prefill_dies_while_decode_waits(split: Split) -> None:
+    gate = Gate()
+    split.prefill.runner.before = gate
+    first, answer = split.submit(prompt_of(30))
+    gate.wait_arrived(1)
+    gate.let_through(1)
+    gate.wait_arrived(2)
+    split.sender.close()
+    report = answer.wait().report
+    assert answer.token_ids == reference(prompt_of(30), max_tokens=6)
+    assert report is not None and report.loaded_tokens == 0
+    gate.let_through()
+    assert first.wait().finish_reason == "length"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_every_request_ends_right_and_nothing_leaks(seed: int) -> None:
+    rng = random.Random(seed)
+    split = Split(prefill_blocks=rng.choice([12, 20, 40]), decode_blocks=rng.choice([12, 20, 40]))
+    entries: list[tuple[Worker, Answer, list[int], int, int]] = []
+    for i in range(40):
+        prompt, max_tokens = prompt_of(rng.randint(1, 24), start=rng.randint(0, 2)), rng.randint(1, 20)
+        kind = rng.choice(["split", "split", "local", "abort", "check"])
+        if kind == "split":
+            first, answer = split.submit(prompt, max_tokens=max_tokens, decode_first=rng.random() < 0.5, seed=i)
+            entries += [(split.prefill, first, prompt, 1, i), (split.decode, answer, prompt, max_tokens, i)]
+        elif kind == "local":
+            worker = rng.choice([split.prefill, split.decode])
+            entries.append((worker, worker.submit(prompt, max_tokens=max_tokens, seed=i), prompt, max_tokens, i))
+        elif kind == "abort" and entries:
+            worker, answer, *_ = rng.choice(entries)
+            worker.engine.abort(answer.request_id)
+        else:
+            split.check()
+    for _, answer, prompt, max_tokens, seed_ in entries:
+        last = answer.wait()
+        expected = reference(prompt, max_tokens=max_tokens, seed=seed_)
+        assert answer.token_ids == expected[: len(answer.token_ids)]
+        assert last.finish_reason in ("length", "abort")
+        assert last.finish_reason == "abort" or answer.token_ids == expected
+    split.close()
