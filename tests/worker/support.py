@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from tests.support.fake_engine import FakeEngine
 
+from tests.support.fake_engine import FakeEngine
 from tollbridge.clock import SystemClock
 from tollbridge.engine.base import Engine
 from tollbridge.obs.metrics import WorkerMetrics

@@ -6,9 +6,9 @@ import json
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.worker.support import Client, fake_serving, params
 
 import tollbridge
+from tests.worker.support import Client, fake_serving, params
 from tollbridge.transfer.base import TransferStatistics
 from tollbridge.wire.status import WorkerStatus
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.worker.support import Client, fake_serving, params
 
 COMPLETIONS = {

@@ -8,9 +8,9 @@ import socket
 
 import aiohttp
 import pytest
+
 from tests.support.fake_engine import FakeEngine, letters, report
 from tests.worker.support import Client, eventually, fake_serving, params, serving
-
 from tollbridge.engine.base import EngineRequest, StepOutput
 from tollbridge.errors import ContextLengthError, UnavailableError
 from tollbridge.wire.params import TransferReport

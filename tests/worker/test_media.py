@@ -1,0 +1,62 @@
+"""What the cluster file says of transfers, as media."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tollbridge.config.cluster import ClusterConfig, TransferConfig, WorkerConfig
+from tollbridge.errors import ConfigError
+from tollbridge.transfer.base import Fingerprint
+from tollbridge.worker.media import maybe_media
+
+WORKER = WorkerConfig(name="w")
+SECRET = b"a-secret-of-the-worker-tests"
+FINGERPRINT = Fingerprint(
+    model="m", dtype="float32", num_layers=1, num_kv_heads=1, head_size=1, block_size=16, layout="token-major:k,v"
+)
+
+
+class NoMemory:
+    num_layers = num_blocks = 1
+    block_size = 16
+    token_bytes = 8
+
+    def views(self, *_: Any) -> list[memoryview]:
+        return []
+
+
+def test_without_a_secret_there_are_none() -> None:
+    assert maybe_media(ClusterConfig(), WORKER, None) is None
+
+
+def test_the_address_is_known_once_the_sender_listens() -> None:
+    media = maybe_media(ClusterConfig(), WORKER, SECRET)
+    assert media is not None
+    assert media.kv is None
+    assert media.statistics() == {}
+    sender = media.make_sender(NoMemory(), FINGERPRINT)
+    receiver = media.make_receiver(NoMemory(), FINGERPRINT)
+    try:
+        host, port = sender.address
+        assert media.kv == f"{host}:{port}"
+        assert port > 0
+        assert set(media.statistics()) == {"send", "receive"}
+    finally:
+        sender.close()
+        receiver.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "word"),
+    [
+        ({"media": "loopback"}, "loopback"),
+        ({"streams": 4}, "streams 4"),
+        ({"ring_mib": 64}, "ring_mib 64"),
+        ({"tls": {"cert": "x"}}, "tls"),
+    ],
+)
+def test_settings_that_no_medium_has_are_refused(setting: dict[str, Any], word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        maybe_media(ClusterConfig(transfer=TransferConfig(**setting)), WORKER, SECRET)
