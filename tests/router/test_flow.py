@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
-from tests.support.router_rig import QUICK, Rig, happens, rig
+from tests.support.router_rig import Rig, happens, rig
 from tests.support.stub_worker import Behaviour, StubWorker
+from tollbridge.router.limits import Limits
 from tollbridge.wire.params import parse
 
 STREAM = {"prompt": "Hello", "max_tokens": 8, "stream": True}
@@ -113,8 +115,6 @@ class TestSplit:
             r["p0"].behaviour["prefill"] = Behaviour("hang")
             failed = r["d0"].make_report("decode").transfer
             assert failed is not None
-            import msgspec
-
             lost = msgspec.structs.replace(failed, outcome="failed", reason="peer_lost", detail="the link broke")
             r["d0"].report["decode"] = {"loaded_tokens": 0, "transfer": lost}
             answer = await r.post(STREAM, policy="split", x_request_id="lost")
@@ -211,7 +211,7 @@ class TestPrefillFails:
             assert "p0" in (await r.record("pf"))["happened"]["error"]
 
     async def test_refused_connection(self) -> None:
-        slow_checks = QUICK.__class__(poll_interval_s=60, check_timeout_s=0.5)  # the router does not know yet
+        slow_checks = Limits(poll_interval_s=60, check_timeout_s=0.5)  # the router does not know yet
         async with rig(limits=slow_checks) as r:
             await r["p0"].stop()
             r["d0"].behaviour["decode"] = Behaviour("hang")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -40,7 +41,7 @@ class Rig:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with (
             asyncio.timeout(PATIENCE_S),
-            self.session.post(self.url + path, data=data, headers=all_headers) as response,
+            self.session.post(self.url + path, data=io.BytesIO(data), headers=all_headers) as response,
         ):
             yield response
 

@@ -65,6 +65,9 @@ class StubWorker:
         self.kv: str | None = f"127.0.0.1:{7000 + sum(name.encode())}"
         self.incarnation = "first"
         self.draining = False
+        self.odd_models: bytes | None = None  # a strange answer of /v1/models
+        self.slow_health = False  # /health hangs
+        self.num_slow = 0
         self.tokens = ["Hel", "lo", " wor", "ld"]
         self.prompt_tokens = 100
         self.cached_tokens = 0
@@ -111,9 +114,14 @@ class StubWorker:
     # --- handlers
 
     async def _health(self, _: web.Request) -> web.Response:
+        if self.slow_health:
+            self.num_slow += 1
+            await asyncio.Event().wait()
         return web.Response(status=200 if self.healthy else 503)
 
     async def _models(self, _: web.Request) -> web.Response:
+        if self.odd_models is not None:
+            return web.Response(body=self.odd_models)
         return web.json_response({"object": "list", "data": [{"id": self.model, "object": "model", "created": 1}]})
 
     async def _status(self, _: web.Request) -> web.Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -13,6 +14,7 @@ from tollbridge.errors import OverloadedError, TollbridgeError, UnavailableError
 from tollbridge.router.fleet import Worker
 from tollbridge.router.limits import Limits
 
+_ONE_PIECE_BYTES = 1 << 20
 _QUOTED = 300  # characters of a worker's own error message that are passed on
 
 
@@ -53,7 +55,7 @@ class Upstream:
         assert self._session is not None
         with worker_errors(worker):
             response = await self._session.request(
-                method, worker.url + path, data=body, headers=headers, allow_redirects=False
+                method, worker.url + path, data=_payload(body), headers=headers, allow_redirects=False
             )
         try:
             yield response
@@ -86,6 +88,11 @@ def worker_errors(worker: Worker) -> Iterator[None]:
         raise UpstreamError(f"Worker {worker.name} broke off its answer: {detail[:_QUOTED]}.") from error
     except OSError as error:
         raise UpstreamError(f"The connection to worker {worker.name} failed: {error}.") from error
+
+
+def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
+    """Large bodies are written piece by piece: in one piece they would hold up every stream (aiohttp warns)."""
+    return io.BytesIO(body) if body is not None and len(body) > _ONE_PIECE_BYTES else body
 
 
 class ClientGoneError(Exception):

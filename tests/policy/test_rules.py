@@ -1,0 +1,137 @@
+"""The rules over a made-up fleet."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tollbridge.errors import UnavailableError
+from tollbridge.policy.registry import POLICIES
+from tollbridge.policy.rules import local, split
+from tollbridge.policy.views import FleetView, RequestView, WorkerView
+
+REQUEST = RequestView(id="r")
+KV = ("10.0.0.1", 7801)
+
+
+def p(name: str = "p0", **more: object) -> WorkerView:
+    return WorkerView(name=name, prefer="prefill", kv=KV, **more)  # type: ignore[arg-type]
+
+
+def d(name: str = "d0", **more: object) -> WorkerView:
+    return WorkerView(name=name, prefer="decode", kv=KV, **more)  # type: ignore[arg-type]
+
+
+def a(name: str = "a0", **more: object) -> WorkerView:
+    return WorkerView(name=name, prefer="any", kv=KV, **more)  # type: ignore[arg-type]
+
+
+def kv_less() -> WorkerView:
+    return WorkerView(name="p0", prefer="prefill")
+
+
+def fleet(*workers: WorkerView) -> FleetView:
+    return FleetView(workers=workers)
+
+
+@pytest.mark.parametrize(
+    ("workers", "chosen"),
+    [
+        ([p(), d()], "d0"),  # a tie: the one that prefers decode
+        ([p(), d(num_decodes=1)], "p0"),  # a hint is only a hint
+        ([p(num_prefills=2), d(num_decodes=1)], "d0"),
+        ([p(), d(ready=False)], "p0"),
+        ([d("d0", suspect=True), d("d1", num_decodes=9)], "d1"),  # a suspect comes last
+        ([d("d0", suspect=True)], "d0"),  # but it comes
+        ([d("d0", num_served=5), d("d1", num_served=4)], "d1"),  # equal load is spread
+        ([d("d1"), d("d0")], "d0"),
+    ],
+)
+def test_local(workers: list[WorkerView], chosen: str) -> None:
+    decision = local(REQUEST, fleet(*workers))
+    assert (decision.choice, decision.decode, decision.prefill, decision.reason) == ("local", chosen, None, "policy")
+
+
+@pytest.mark.parametrize(
+    ("workers", "prefill", "decode"),
+    [
+        ([p(), d()], "p0", "d0"),
+        (
+            [p("p0", num_prefills=2), p("p1", num_prefills=1), d("d0", num_decodes=3), d("d1", num_decodes=1)],
+            "p1",
+            "d1",
+        ),
+        ([p(), a()], "p0", "a0"),
+        ([a(), d()], "a0", "d0"),
+        ([a("a0", num_decodes=1), a("a1")], "a1", "a0"),
+        ([kv_less(), p("p1"), d()], "p1", "d0"),
+    ],
+)
+def test_split(workers: list[WorkerView], prefill: str, decode: str) -> None:
+    decision = split(REQUEST, fleet(*workers))
+    assert (decision.choice, decision.prefill, decision.decode) == ("split", prefill, decode)
+
+
+@pytest.mark.parametrize(
+    ("workers", "reason"),
+    [
+        ([d("d0"), d("d1")], "no_ready_prefill"),
+        ([p(ready=False), d()], "no_ready_prefill"),
+        ([kv_less(), d()], "no_ready_prefill"),
+        ([p(), d(ready=False)], "no_ready_decode"),
+        ([p("p0"), p("p1")], "no_ready_decode"),
+        ([a()], "no_ready_decode"),
+    ],
+)
+def test_split_falls_back_and_says_why(workers: list[WorkerView], reason: str) -> None:
+    decision = split(REQUEST, fleet(*workers))
+    assert (decision.choice, decision.prefill, decision.reason) == ("local", None, reason)
+    assert decision.decode in decision.why
+
+
+@pytest.mark.parametrize("code", ["prompt_list", "several_choices"])
+def test_what_cannot_be_split_is_not(code: str) -> None:
+    decision = split(RequestView(id="r", unsplittable=code), fleet(p(), d()))
+    assert (decision.choice, decision.reason) == ("local", code)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_nobody_ready(name: str) -> None:
+    with pytest.raises(UnavailableError, match="No worker is ready"):
+        POLICIES[name](REQUEST, fleet(p(ready=False), d(ready=False)))
+
+
+WORKERS = st.lists(
+    st.builds(
+        WorkerView,
+        name=st.uuids().map(str),
+        prefer=st.sampled_from(["prefill", "decode", "any"]),
+        ready=st.booleans(),
+        kv=st.sampled_from([None, KV]),
+        suspect=st.booleans(),
+        num_prefills=st.integers(0, 3),
+        num_decodes=st.integers(0, 3),
+    ),
+    max_size=6,
+    unique_by=lambda worker: worker.name,
+)
+
+
+@given(WORKERS, st.sampled_from(sorted(POLICIES)))
+def test_any_fleet(workers: list[WorkerView], name: str) -> None:
+    """Chosen workers are ready and distinct, prefill can be dialled, and the order of the fleet does not matter."""
+    ready = {worker.name: worker for worker in workers if worker.ready}
+    if not ready:
+        with pytest.raises(UnavailableError):
+            POLICIES[name](REQUEST, fleet(*workers))
+        return
+    decision = POLICIES[name](REQUEST, fleet(*workers))
+    assert decision == POLICIES[name](REQUEST, fleet(*reversed(workers)))
+    assert decision.decode in ready
+    assert (decision.prefill is None) == (decision.choice == "local")
+    if decision.prefill is not None:
+        assert ready[decision.prefill].kv is not None
+        assert decision.prefill != decision.decode
+        assert ready[decision.prefill].prefer != "decode"
+        assert ready[decision.decode].prefer != "prefill"

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+
+from tollbridge.clock import ManualClock
+from tollbridge.config.cluster import WorkerConfig
+from tollbridge.errors import ConfigError, ModelNotFoundError
+from tollbridge.router.fleet import Fleet, kv_address, parse_address
+
+TWO = [
+    WorkerConfig(name="p0", prefer="prefill", url="http://p0:8000"),
+    WorkerConfig(name="d0", prefer="decode", url="http://d0:8000/"),
+]
+
+
+def fleet(workers: list[WorkerConfig] = TWO) -> tuple[Fleet, ManualClock]:
+    clock = ManualClock()
+    return Fleet(workers, clock=clock, suspect_s=5.0), clock
+
+
+def up(f: Fleet, *names: str, model: str = "m") -> None:
+    for name in names:
+        f[name].ready, f[name].models = True, ({"id": model},)
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("10.0.0.1:7801", ("10.0.0.1", 7801)),
+        ("[::1]:7801", ("::1", 7801)),
+        ("host:0", None),
+        ("host", None),
+        ("", None),
+        ("host:x", None),
+        ("host:99999", None),
+        ("tcp://10.0.0.1:80:", None),
+    ],
+)
+def test_parse_address(text: str, address: object) -> None:
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize(
+    ("configured", "said", "address"),
+    [
+        ("127.0.0.1:0", "10.0.0.9:7801", ("10.0.0.9", 7801)),  # port 0: the worker chose
+        ("10.0.0.5:7900", "10.0.0.9:7801", ("10.0.0.5", 7900)),  # the cluster file counts
+        ("127.0.0.1:0", "0.0.0.0:7801", ("p0.example", 7801)),  # nobody can dial 0.0.0.0
+        ("0.0.0.0:7900", None, ("p0.example", 7900)),
+        ("127.0.0.1:0", "[::]:7801", ("p0.example", 7801)),
+        ("127.0.0.1:0", None, None),
+        ("127.0.0.1:0", "nonsense", None),
+    ],
+)
+def test_kv_address(configured: str, said: str | None, address: object) -> None:
+    assert kv_address(WorkerConfig(name="p0", url="http://p0.example:8000", kv=configured), said) == address
+
+
+@pytest.mark.parametrize("url", ["http://host:0", "host:80", "ftp://host", "http://"])
+def test_urls_that_cannot_be_dialled(url: str) -> None:
+    with pytest.raises(ConfigError, match="'w'"):
+        fleet([WorkerConfig(name="w", url=url)])
+
+
+def test_names_are_unique() -> None:
+    with pytest.raises(ConfigError, match="same name"):
+        fleet([TWO[0], TWO[0]])
+
+
+def test_suspicion_fades_and_ends_with_success() -> None:
+    f, clock = fleet()
+    assert not f.is_suspect(f["p0"])
+    f.failed(f["p0"])
+    assert f["p0"].recheck.is_set()
+    assert f.is_suspect(f["p0"])
+    clock.advance(5.1)
+    assert not f.is_suspect(f["p0"])
+    f.failed(f["p0"])
+    f.succeeded(f["p0"])
+    assert not f.is_suspect(f["p0"])
+
+
+def test_view_and_load() -> None:
+    f, _ = fleet()
+    up(f, "p0", "d0")
+    with f.serving(f["p0"], "prefill"), f.serving(f["d0"], "decode"):
+        workers = {worker.name: worker for worker in f.view("m").workers}
+        assert (workers["p0"].num_prefills, workers["d0"].num_decodes) == (1, 1)
+        assert f.statistics().num_prefills == 1
+        f.check()
+    assert f.statistics().num_ready == 2
+    assert f.statistics().num_decodes == 0
+    assert f["d0"].num_served == 1
+
+
+def test_models() -> None:
+    f, _ = fleet()
+    assert [worker.ready for worker in f.view(None).workers] == [False, False]
+    assert f.view("m").workers == ()  # nobody ready, nothing known: not a 404
+    up(f, "p0")
+    up(f, "d0", model="other")
+    assert [worker.name for worker in f.view("m").workers] == ["p0"]
+    with pytest.raises(ModelNotFoundError, match="use m, other"):
+        f.view("gpt-9")
+    f["p0"].ready = False  # known, but away: unavailable, not unknown
+    assert [worker.name for worker in f.view("m").workers] == ["p0"]

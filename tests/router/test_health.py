@@ -1,0 +1,78 @@
+"""What the monitor learns, and how fast."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.router_rig import rig
+from tests.support.stub_worker import Behaviour, StubWorker
+from tollbridge.router.limits import Limits
+
+
+async def test_new_incarnation_is_noticed() -> None:
+    async with rig() as r:
+        r["d0"].incarnation, r["d0"].model = "second", "new"
+        fleet = await r.until("/fleet", lambda fleet: fleet["workers"][1]["incarnation"] == "second")
+        assert fleet["workers"][1]["models"] == ["new"]
+
+
+async def test_draining_worker_takes_nothing_new() -> None:
+    async with rig() as r:
+        r["d0"].draining = True
+        await r.until_ready("d0", False)
+        assert (await r.post({"prompt": "a"})).decision["decode"] == "p0"
+        assert "draining" in (await r.get("/health")).json["workers"]["d0"]["detail"]
+
+
+async def test_worker_without_kv_takes_no_part_in_splits() -> None:
+    p0, d0 = StubWorker("p0", "prefill"), StubWorker("d0", "decode")
+    p0.kv = None
+    async with rig(p0, d0) as r:
+        assert (await r.post({"prompt": "a"}, policy="split")).decision["reason"] == "no_ready_prefill"
+
+
+async def test_stock_server_is_ready_without_our_status() -> None:
+    worker = StubWorker("vllm")
+    worker.stock = True
+    async with rig(worker) as r:
+        assert (await r.post({"prompt": "a"})).decision["decode"] == "vllm"
+
+
+async def test_worker_that_is_not_there_yet_does_not_stop_the_router() -> None:
+    p0, d0 = StubWorker("p0", "prefill"), StubWorker("d0", "decode")
+    async with rig(p0, d0) as r:
+        await p0.stop()
+        await r.until_ready("p0", False)
+        assert "cannot be reached" in (await r.get("/health")).json["workers"]["p0"]["detail"]
+        assert (await r.get("/metrics")).body.count(b'worker_ready{worker="p0"} 0.0') == 1
+        await p0.start()
+        await r.until_ready("p0")
+
+
+@pytest.mark.parametrize("body", [b"not json", b"[]", b'{"data": 3}'])
+async def test_strange_answers_do_not_end_the_watch(body: bytes) -> None:
+    async with rig() as r:
+        r["d0"].odd_models, r["d0"].incarnation = body, "odd"
+        await r.until("/fleet", lambda fleet: fleet["workers"][1]["incarnation"] == "odd")
+        r["d0"].odd_models, r["d0"].incarnation = None, "well"
+        await r.until("/fleet", lambda fleet: fleet["workers"][1]["models"] == ["stub-model"])
+
+
+async def test_slow_check_is_forgiven_a_few_times() -> None:
+    quick = Limits(poll_interval_s=0.02, check_timeout_s=0.1)
+    async with rig(limits=quick) as r:
+        r["d0"].slow_health = True
+        await r.until("/fleet", lambda _: r["d0"].num_slow >= 1)
+        assert (await r.get("/health")).json["workers"]["d0"]["ready"] is True
+        await r.until_ready("d0", False)
+        assert r["d0"].num_slow >= 3
+        r["d0"].slow_health = False
+        await r.until_ready("d0")
+
+
+async def test_failure_is_checked_at_once() -> None:
+    async with rig(limits=Limits(poll_interval_s=60)) as r:
+        r["d0"].behaviour["local"] = Behaviour("die")
+        r["d0"].healthy = False
+        await r.post({"prompt": "a"})
+        await r.until_ready("d0", False)
