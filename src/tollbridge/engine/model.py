@@ -136,18 +136,32 @@ def _read_weights(folder: Path, name: str, config: Any, dtype: torch.dtype) -> A
     attention.register()
     with quiet_transformers():
         try:
-            return AutoModelForCausalLM.from_pretrained(
+            module, report = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
                 attn_implementation=attention.IMPLEMENTATION,
                 local_files_only=True,
                 use_safetensors=True,
+                ignore_mismatched_sizes=True,  # reported, and refused below in our words
+                output_loading_info=True,
             )
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError) as error:
             raise StartupError(
                 f"Model {name} could not be loaded as {dtype_name(dtype)} from {folder}: {_first_line(error)}"
             ) from error
+    _refuse_incomplete(report, folder, name)
+    return module
+
+
+def _refuse_incomplete(report: dict[str, Any], folder: Path, name: str) -> None:
+    """Raise StartupError for tensors that are absent or misshapen: transformers would fill them with random numbers."""
+    wrong = sorted(report["missing_keys"]) + sorted(str(entry[0]) for entry in report["mismatched_keys"])
+    if wrong:
+        raise StartupError(
+            f"Model {name} lacks {len(wrong)} tensors of the right shape in {folder}, the first being {wrong[0]}: "
+            "config.json and the weights do not belong together."
+        )
 
 
 def _check_module(module: Any, name: str) -> None:
