@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -181,7 +182,7 @@ async def listen(app: web.Application, host: str, port: int) -> Server:
     except OSError as error:
         await runner.cleanup()
         raise StartupError(
-            f"The worker cannot listen on {host}:{port}: {error.strerror}. Choose another port, or 0."
+            f"The worker cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Choose another port, or 0."
         ) from None
     return Server(runner=runner, host=host, port=runner.addresses[0][1])
 
