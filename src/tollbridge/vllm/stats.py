@@ -1,0 +1,115 @@
+"""vLLM's view of the tally: aggregated over workers, one line in its log, and metrics on the server's /metrics.
+
+vllm:tollbridge_transfers_total{side,outcome}      ended transfers
+vllm:tollbridge_failures_total{side,reason}        failed ones, by reason
+vllm:tollbridge_wire_bytes_total{side}             bytes on the wire, headers included
+vllm:tollbridge_loaded_tokens_total                prompt tokens whose KV was accepted
+vllm:tollbridge_recomputed_tokens_total            prompt tokens recomputed because their KV did not come
+vllm:tollbridge_load_wait_seconds                  open -> first payload byte
+vllm:tollbridge_load_wire_seconds                  first -> last payload byte
+vllm:tollbridge_load_seconds                       open -> end
+vllm:tollbridge_load_bytes                         KV bytes of one load
+vllm:tollbridge_goodput_bytes_per_s                of the accepted loads of the last interval
+"""
+
+# vLLM is not installed where types are checked: its classes are Any.
+# mypy: disable-error-code="import-not-found,misc"
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import Counter, Gauge, Histogram
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
+
+from tollbridge.vllm import tally
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+_BYTES = tuple(float(4**power) for power in range(6, 18))  # 4 KiB .. 16 GiB
+_PREFIX = "vllm:tollbridge_"
+
+
+@dataclass
+class TollbridgeStats(KVConnectorStats):
+    """The tally of an interval. `data` travels between processes, so it holds plain values only."""
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            self.reset()
+
+    def reset(self) -> None:
+        self.data = tally.empty()
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        tally.merge(self.data, other.data)
+        return self
+
+    def is_empty(self) -> bool:
+        return tally.is_empty(self.data)
+
+    def reduce(self) -> dict[str, int | float]:
+        """Return the figures of vLLM's periodic log line."""
+        loads = self.data["total_s"]
+        return {
+            "loads": len(loads),
+            "loaded tokens": self.data["loaded_tokens"],
+            "recomputed tokens": self.data["recomputed_tokens"],
+            "goodput (MB/s)": round(tally.goodput_bytes_per_s(self.data) / 1e6, 1),
+            "mean load (ms)": round(1e3 * sum(loads) / len(loads), 1) if loads else 0.0,
+            "sends": sum(self.data["send_outcomes"].values()),
+            "failures": sum(self.data["failures"].values()),
+        }
+
+
+class TollbridgePromMetrics(KVConnectorPromMetrics):
+    """See the top of the file."""
+
+    def __init__(self, vllm_config: Any, metric_types: Any, labelnames: list[str], labelvalues: Any) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, labelvalues)
+        self._types = metric_types
+        self._transfers = self._counter("transfers", "KV transfers that ended.", "side", "outcome")
+        self._failures = self._counter("failures", "KV transfers that failed.", "side", "reason")
+        self._wire_bytes = self._counter("wire_bytes", "Bytes of KV transfers on the wire.", "side")
+        self._tokens = {
+            "loaded_tokens": self._counter("loaded_tokens", "Prompt tokens whose KV came over the wire."),
+            "recomputed_tokens": self._counter("recomputed_tokens", "Prompt tokens recomputed: their KV did not come."),
+        }
+        self._histograms = {
+            "wait_s": self._histogram("load_wait_seconds", "From asking for KV to its first byte.", _SECONDS),
+            "wire_s": self._histogram("load_wire_seconds", "From the first byte of KV to the last.", _SECONDS),
+            "total_s": self._histogram("load_seconds", "From asking for KV to its end.", _SECONDS),
+            "payload_bytes": self._histogram("load_bytes", "KV bytes of one load.", _BYTES),
+        }
+        self._goodput = self._types[Gauge](
+            name=f"{_PREFIX}goodput_bytes_per_s",
+            documentation="KV bytes per second on the wire, of the loads that ended last.",
+            labelnames=self._labelnames,
+            multiprocess_mode="mostrecent",
+        )
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        """Record the tally of an interval."""
+        data, engine = transfer_stats_data, self.per_engine_labelvalues[engine_idx]
+        for side in ("send", "receive"):
+            for outcome, count in data[f"{side}_outcomes"].items():
+                self._transfers.labels(*engine, side, outcome).inc(count)
+        for key, count in data["failures"].items():
+            self._failures.labels(*engine, *key.split(":", 1)).inc(count)
+        self._wire_bytes.labels(*engine, "send").inc(data["sent_bytes"])
+        self._wire_bytes.labels(*engine, "receive").inc(data["received_bytes"])
+        for key, counter in self._tokens.items():
+            counter.labels(*engine).inc(data[key])
+        for key, histogram in self._histograms.items():
+            child = histogram.labels(*engine)
+            for value in data[key]:
+                child.observe(value)
+        if data["wire_s"]:
+            self._goodput.labels(*engine).set(tally.goodput_bytes_per_s(data))
+
+    def _counter(self, name: str, what: str, *labels: str) -> Any:
+        return self._types[Counter](name=_PREFIX + name, documentation=what, labelnames=[*self._labelnames, *labels])
+
+    def _histogram(self, name: str, what: str, buckets: tuple[float, ...]) -> Any:
+        return self._types[Histogram](
+            name=_PREFIX + name, documentation=what, buckets=buckets, labelnames=self._labelnames
+        )
