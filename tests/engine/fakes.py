@@ -111,7 +111,7 @@ class FakeSampler:
 class FakeStream:
     """Token 7 reads "7 "; a stop string may span tokens, and nothing is held back but the last space."""
 
-    def __init__(self, prompt: Sequence[int], stop: tuple[str, ...]) -> None:
+    def __init__(self, prompt_token_ids: Sequence[int], stop: tuple[str, ...]) -> None:
         self._stop = stop
         self._text = ""
         self._sent = 0

@@ -19,6 +19,7 @@ from tests.engine.fakes import (
     prompt_of,
     reference,
 )
+from tests.engine.scripted import ScriptedSender
 from tollbridge.clock import ManualClock
 from tollbridge.engine.base import EngineRequest, SamplingParams
 from tollbridge.errors import ContextLengthError, RequestError, UnavailableError, UnsupportedError
@@ -351,13 +352,15 @@ def test_a_broken_loop_tells_everyone(caplog: pytest.LogCaptureFixture, monkeypa
         raise AssertionError("a bug")
 
     monkeypatch.setattr("tollbridge.sched.scheduler.Scheduler.schedule", schedule)
-    worker = Worker()
+    sender = ScriptedSender()
+    worker = Worker(sender=sender)
     answer = worker.submit(prompt_of(3))
     assert answer.wait().finish_reason == "error"
     with pytest.raises(UnavailableError, match="failed"):
         worker.submit(prompt_of(3))
     worker.engine.shutdown()
     assert "The engine's loop failed" in caplog.text
+    assert sender.closed
 
 
 def test_shutdown_aborts_everything_and_refuses_more() -> None:
@@ -437,6 +440,31 @@ def test_a_sink_may_call_the_engine() -> None:
         chain.wait()
         worker.submit(prompt_of(3)).wait()
         inner[0].wait()
+
+
+def test_submit_and_abort_from_many_threads() -> None:
+    answers: list[list[Answer]] = [[] for _ in range(6)]
+
+    def client(number: int) -> None:
+        for i in range(15):
+            answers[number].append(worker.submit(prompt_of(3 + i, start=number % 2), max_tokens=4, seed=i))
+            if i % 3 == 0:
+                worker.engine.abort(answers[number][-1].request_id)
+            worker.engine.check()
+            worker.engine.statistics()
+
+    with Worker(num_blocks=20) as worker:
+        threads = [threading.Thread(target=client, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(TIMEOUT_S)
+        for number, own in enumerate(answers):
+            assert len(own) == 15
+            for i, answer in enumerate(own):
+                aborted = answer.wait().finish_reason == "abort"
+                expected = reference(prompt_of(3 + i, start=number % 2), max_tokens=4, seed=i)
+                assert answer.token_ids == (expected[: len(answer.token_ids)] if aborted else expected)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,7 @@
-"""Two engines and a loopback wire: a split request must get what a local one gets, whatever happens on the way."""
+"""Two engines and a wire: a split request must get what a local one gets, whatever happens on the way.
+
+Over the loopback medium, where what can be sent has arrived when `publish` returns, and over TCP, where it has not.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,43 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.engine.fakes import Answer, Gate, Worker, fingerprint, make_memory, prompt_of, reference
-from tollbridge.transfer.base import Fingerprint
+from tollbridge.transfer.base import Fingerprint, KVMemory
 from tollbridge.transfer.loopback import LoopbackNetwork
+from tollbridge.transfer.tcp_receive import TcpReceiver
+from tollbridge.transfer.tcp_send import TcpSender
 from tollbridge.wire.params import Role, TransferParams
+
+
+class TcpNetwork:
+    """LoopbackNetwork's two methods over sockets."""
+
+    def sender(self, memory: KVMemory, fingerprint: Fingerprint) -> TcpSender:
+        return TcpSender(memory, fingerprint)
+
+    def receiver(self, memory: KVMemory, fingerprint: Fingerprint) -> TcpReceiver:
+        return TcpReceiver(memory, fingerprint)
+
+
+Network = LoopbackNetwork | TcpNetwork
+
+
+@pytest.fixture(params=[LoopbackNetwork, TcpNetwork], ids=["loopback", "tcp"])
+def network(request: pytest.FixtureRequest) -> Network:
+    network: Network = request.param()
+    return network
 
 
 class Split:
     """A prefill and a decode worker; either can also serve locally."""
 
     def __init__(
-        self, *, prefill_blocks: int = 64, decode_blocks: int = 64, decode_fingerprint: Fingerprint | None = None
+        self,
+        network: Network,
+        *,
+        prefill_blocks: int = 64,
+        decode_blocks: int = 64,
+        decode_fingerprint: Fingerprint | None = None,
     ) -> None:
-        network = LoopbackNetwork()
         prefill_memory, decode_memory = make_memory(prefill_blocks), make_memory(decode_blocks)
         self.sender = network.sender(prefill_memory, fingerprint())
         self.prefill = Worker(memory=prefill_memory, sender=self.sender, max_num_batched_tokens=8)
@@ -65,8 +93,8 @@ class Split:
 
 
 @pytest.fixture
-def split() -> Iterator[Split]:
-    split = Split()
+def split(network: Network) -> Iterator[Split]:
+    split = Split(network)
     yield split
     split.close()
 
@@ -116,8 +144,8 @@ def test_many_at_once(split: Split) -> None:
         assert answer.token_ids == reference(prompt, max_tokens=6, seed=i)
 
 
-def test_small_caches_preempt_and_wait_but_change_nothing() -> None:
-    split = Split(prefill_blocks=14, decode_blocks=14)
+def test_small_caches_preempt_and_wait_but_change_nothing(network: Network) -> None:
+    split = Split(network, prefill_blocks=14, decode_blocks=14)
     prompts = [prompt_of(9 + 3 * i, start=i) for i in range(10)]
     answers = []
     for i, prompt in enumerate(prompts):
@@ -179,7 +207,7 @@ def test_a_digest_that_differs_is_recomputed(split: Split) -> None:
     assert report is not None and report.transfer is not None and report.transfer.reason == "digest_mismatch"
 
 
-def test_another_model_on_the_other_side_is_recomputed() -> None:
+def test_another_model_on_the_other_side_is_recomputed(network: Network) -> None:
     other = Fingerprint(
         model="other",
         dtype="bytes",
@@ -189,7 +217,7 @@ def test_another_model_on_the_other_side_is_recomputed() -> None:
         block_size=4,
         layout="token-major",
     )
-    split = Split(decode_fingerprint=other)
+    split = Split(network, decode_fingerprint=other)
     first, answer = split.submit(prompt_of(20))
     report = answer.wait().report
     assert answer.token_ids == reference(prompt_of(20), max_tokens=6)
@@ -214,9 +242,9 @@ def test_prefill_dies_while_decode_waits(split: Split) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_happens_every_request_ends_right_and_nothing_leaks(seed: int) -> None:
+def test_whatever_happens_every_request_ends_right_and_nothing_leaks(network: Network, seed: int) -> None:
     rng = random.Random(seed)
-    split = Split(prefill_blocks=rng.choice([12, 20, 40]), decode_blocks=rng.choice([12, 20, 40]))
+    split = Split(network, prefill_blocks=rng.choice([12, 20, 40]), decode_blocks=rng.choice([12, 20, 40]))
     entries: list[tuple[Worker, Answer, list[int], int, int]] = []
     for i in range(40):
         prompt, max_tokens = prompt_of(rng.randint(1, 24), start=rng.randint(0, 2)), rng.randint(1, 20)

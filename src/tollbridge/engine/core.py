@@ -154,7 +154,8 @@ class EmbeddedEngine:
             with self._wake:
                 self._closed_because = error
             self._deliver(self._loop.abandon(self._take_inbox(), error))
-        finally:
+            self._desk.close()
+        else:
             self._loop.close()
 
     def _wait(self) -> list[Command] | None:
