@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -278,6 +279,13 @@ class Worker:
             )
         )
         return answer
+
+    def wait_free(self) -> None:
+        """Step until every block is free: transfers end in threads of their own."""
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while self.engine.statistics().num_free_blocks < self.num_blocks:
+            assert time.monotonic() < deadline_s, "blocks are still held"
+            self.submit([1], max_tokens=1).wait()
 
     def assert_empty(self) -> None:
         """Nothing runs, waits or is held, and every invariant stands."""

@@ -190,11 +190,8 @@ def test_decode_aborted_half_way_frees_both_sides(split: Split) -> None:
     assert answer.wait().finish_reason == "abort"
     gate.let_through()
     first.wait()
-    split.prefill.submit([1]).wait()
-    split.decode.submit([1]).wait()
-    for worker in (split.prefill, split.decode):
-        statistics = worker.engine.statistics()
-        assert statistics.num_free_blocks == statistics.num_blocks
+    split.prefill.wait_free()
+    split.decode.wait_free()
 
 
 def test_a_digest_that_differs_is_recomputed(split: Split) -> None:
@@ -267,3 +264,42 @@ def test_whatever_happens_every_request_ends_right_and_nothing_leaks(network: Ne
         assert last.finish_reason in ("length", "abort")
         assert last.finish_reason == "abort" or answer.token_ids == expected
     split.close()
+
+
+class Mesh:
+    """Two workers that serve both roles; each prefills for the other."""
+
+    def __init__(self, network: Network, num_blocks: int) -> None:
+        self.senders, self.workers = [], []
+        for _ in range(2):
+            memory = make_memory(num_blocks)
+            self.senders.append(network.sender(memory, fingerprint()))
+            self.workers.append(
+                Worker(memory=memory, sender=self.senders[-1], receiver=network.receiver(memory, fingerprint()))
+            )
+
+    def params(self, role: Role, number: int, prefill: int) -> TransferParams:
+        host, port = self.senders[prefill].address
+        return TransferParams(v=1, transfer_id=f"{number:032x}", role=role, host=host, port=port, expires=2e9)
+
+
+@pytest.mark.parametrize("same_worker", [False, True])
+def test_workers_do_not_wait_for_each_other_for_ever(network: Network, same_worker: bool) -> None:
+    """Each decode leg parks first and holds the blocks that the prefill leg of the other one needs."""
+    mesh = Mesh(network, num_blocks=10)
+    prompts = [prompt_of(30), prompt_of(30, start=1)]
+    decodes = []
+    for number, prompt in enumerate(prompts):
+        prefill = number if same_worker else 1 - number
+        decodes.append(mesh.workers[number].submit(prompt, transfer=mesh.params("decode", number, prefill)))
+    for number, prompt in enumerate(prompts):
+        prefill = number if same_worker else 1 - number
+        params = mesh.params("prefill", number, prefill)
+        mesh.workers[prefill].submit(prompt, max_tokens=1, transfer=params).wait()
+    for prompt, answer in zip(prompts, decodes, strict=True):
+        answer.wait()
+        assert answer.token_ids == reference(prompt, max_tokens=6)
+    for worker in mesh.workers:
+        worker.engine.check()
+        worker.engine.shutdown()
+        worker.assert_empty()

@@ -13,13 +13,14 @@ from tollbridge.sched.sequence import TokenSequence
 BLOCK_SIZE = 4
 
 
-def make_sequence(name: str, prompt: Sequence[int], *, remote: bool = False) -> TokenSequence:
+def make_sequence(name: str, prompt: Sequence[int], *, remote: bool = False, awaited: bool = False) -> TokenSequence:
     return TokenSequence(
         request_id=name,
         token_ids=list(prompt),
         num_prompt_tokens=len(prompt),
         chain=HashChain(BLOCK_SIZE),
         remote=remote,
+        awaited=awaited,
     )
 
 
@@ -41,11 +42,17 @@ def make_scheduler(
 
 
 def add(
-    scheduler: Scheduler, name: str, length: int, *, start: int | None = None, remote: bool = False
+    scheduler: Scheduler,
+    name: str,
+    length: int,
+    *,
+    start: int | None = None,
+    remote: bool = False,
+    awaited: bool = False,
 ) -> TokenSequence:
     """Add a sequence; without `start`, one whose prompt shares no prefix with another name's."""
     first = crc32(name.encode()) % 10_000 * 100 if start is None else start
-    sequence = make_sequence(name, range(first, first + length), remote=remote)
+    sequence = make_sequence(name, range(first, first + length), remote=remote, awaited=awaited)
     scheduler.add(sequence)
     return sequence
 

@@ -182,19 +182,64 @@ def test_a_load_without_room_is_passed_and_then_served() -> None:
     assert big.state is State.PARKED
 
 
-@pytest.mark.parametrize("state", list(State)[:4])
-def test_finish_in_any_state_gives_the_blocks_back(state: State) -> None:
+def test_a_load_is_revoked_when_an_awaited_prefill_has_no_room_and_nothing_runs() -> None:
+    scheduler = make_scheduler(num_blocks=6)
+    running = add(scheduler, "running", 3)
+    step(scheduler)
+    old, young = add(scheduler, "old", 8, remote=True), add(scheduler, "young", 8, remote=True)
+    step(scheduler)
+    local = add(scheduler, "local", 9)
+    add(scheduler, "sent", 9, awaited=True)
+    assert step(scheduler).revoked is None, "something runs"
+    scheduler.finish(running)
+    schedule = step(scheduler)
+    assert schedule.revoked is young and schedule.is_idle
+    assert young.state is State.PARKED
+    assert step(scheduler).revoked is None, "one at a time"
+    scheduler.loaded(young, accepted=False)
+    scheduler.check()
+    assert shape(step(scheduler)) == [("young", 0, 8)], "older than the others, it is computed here first"
+    scheduler.finish(young)
+    assert shape(step(scheduler)) == [("local", 0, 9)]
+    assert (old.state, local.state) == (State.PARKED, State.RUNNING)
+
+
+def test_a_load_is_not_revoked_for_a_local_request() -> None:
+    scheduler = make_scheduler(num_blocks=6)
+    add(scheduler, "load", 20, remote=True)
+    step(scheduler)
+    add(scheduler, "local", 20)
+    assert step(scheduler).revoked is None
+
+
+@pytest.mark.parametrize("accepted", [True, False])
+def test_a_revoked_load_may_end_otherwise(accepted: bool) -> None:
+    scheduler = make_scheduler(num_blocks=6)
+    load = add(scheduler, "load", 20, remote=True)
+    step(scheduler)
+    add(scheduler, "sent", 20, awaited=True)
+    assert step(scheduler).revoked is load
+    if accepted:
+        scheduler.loaded(load, accepted=True)
+        assert shape(step(scheduler)) == [("load", 19, 1)]
+    else:
+        scheduler.finish(load)
+        assert shape(step(scheduler)) == [("sent", 0, 16)]
+
+
+@pytest.mark.parametrize("state", ["waiting", "parked", "ready", "running"])
+def test_finish_in_any_state_gives_the_blocks_back(state: str) -> None:
     scheduler = make_scheduler(max_num_seqs=1)
-    if state is State.READY:
+    if state == "ready":
         add(scheduler, "busy", 2)
-    sequence = add(scheduler, "a", 9, remote=state in (State.PARKED, State.READY))
-    if state is not State.WAITING:
+    sequence = add(scheduler, "a", 9, remote=state in ("parked", "ready"))
+    if state != "waiting":
         step(scheduler)
-    if state is State.READY:
+    if state == "ready":
         scheduler.loaded(sequence, accepted=True)
-    assert sequence.state is state
+    assert sequence.state.value == state
     scheduler.finish(sequence)
-    assert sequence.state is State.FINISHED and not sequence.block_table
+    assert not sequence.block_table
     scheduler.check()
 
 

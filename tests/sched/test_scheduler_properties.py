@@ -24,17 +24,18 @@ class Traffic(RuleBasedStateMachine):
         self.limits: dict[TokenSequence, int] = {}  # live ones, and how many tokens they want in all
         self.pinned: list[TokenSequence] = []
         self.count = 0
+        self.is_idle = False
         self.memory: dict[int, list[int]] = {}  # block -> tokens whose KV it holds
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=24),
         max_tokens=st.integers(1, 16),
-        remote=st.booleans(),
+        role=st.sampled_from(["local", "remote", "awaited"]),
     )
-    def add(self, prompt: list[int], max_tokens: int, remote: bool) -> None:
+    def add(self, prompt: list[int], max_tokens: int, role: str) -> None:
         self.count += 1
         self.scheduler.check_fits(len(prompt), max_tokens)
-        sequence = make_sequence(f"s{self.count}", prompt, remote=remote)
+        sequence = make_sequence(f"s{self.count}", prompt, remote=role == "remote", awaited=role == "awaited")
         self.scheduler.add(sequence)
         self.limits[sequence] = len(prompt) + max_tokens
 
@@ -42,6 +43,9 @@ class Traffic(RuleBasedStateMachine):
     def step(self) -> None:
         schedule = self.scheduler.schedule()
         self.scheduler.check()
+        self.is_idle = schedule.is_idle and schedule.revoked is None
+        if schedule.revoked is not None:
+            self.scheduler.loaded(schedule.revoked, accepted=False)
         if schedule.plan is None:
             return
         assert 0 < schedule.plan.num_tokens <= BUDGET
@@ -86,17 +90,18 @@ class Traffic(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Everything ends when transfers do: nobody starves, nothing leaks."""
-        for _ in range(2000):
-            if not (self.limits or self.pinned):
-                break
-            before = (len(self.limits), self.scheduler.statistics())
+        while self.limits or self.pinned:
             self.step()
-            if before == (len(self.limits), self.scheduler.statistics()):
-                for sequence in self._parked():
-                    self.scheduler.loaded(sequence, accepted=False)
-                while self.pinned:
-                    self.transfer_ends()
-        assert not self.limits, "a request never ended"
+            if not self.is_idle:
+                continue
+            assert self.pinned or self._parked(), "a request waits for nothing"
+            assert self.pinned or not any(s.awaited for s in self.limits), (
+                "another worker may wait for this one for ever"
+            )
+            while self.pinned:
+                self.transfer_ends()
+            for sequence in self._parked():
+                self.scheduler.loaded(sequence, accepted=False)
         self.scheduler.check()
         assert self.pool.num_free == NUM_BLOCKS
 

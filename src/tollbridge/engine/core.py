@@ -118,6 +118,7 @@ class EmbeddedEngine:
     def _prepare(self, request: EngineRequest) -> LiveRequest:
         """Do what is slow for a long prompt, hashing, in the caller's thread."""
         prompt, sampling = request.prompt_token_ids, request.sampling
+        role = request.transfer.role if request.transfer else None
         chain = HashChain(self._info.block_size, cache_salt=request.cache_salt)
         chain.grow(prompt)
         return LiveRequest(
@@ -127,7 +128,8 @@ class EmbeddedEngine:
                 token_ids=list(prompt),
                 num_prompt_tokens=len(prompt),
                 chain=chain,
-                remote=request.transfer is not None and request.transfer.role == "decode",
+                remote=role == "decode",
+                awaited=role == "prefill",
             ),
             self._text_streams(prompt, sampling.stop),
             seed=self._rng.getrandbits(64) if sampling.seed is None else sampling.seed,

@@ -150,7 +150,7 @@ class EngineLoop:
             self._end(live, live.end("error", error.message), complete=False, detail=error.message)
 
     def _placed(self, schedule: Schedule, now_s: float) -> None:
-        """Tell the transfers which sequences got their blocks."""
+        """Tell the transfers which sequences got their blocks, and which must give them back."""
         for sequences, can_compute in ((schedule.admitted, True), (schedule.parked, False)):
             for sequence in sequences:
                 live = self._live[sequence.request_id]
@@ -162,6 +162,8 @@ class EngineLoop:
                     self._desk.admitted(live)
                 else:
                     self._desk.parked(live)
+        if schedule.revoked is not None:
+            self._desk.revoked(self._live[schedule.revoked.request_id])
 
     def _compute(self, plan: StepPlan) -> None:
         """Run the model on a plan and give every sequence its token. This is the boundary to the model's errors."""

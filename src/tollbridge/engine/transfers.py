@@ -98,6 +98,11 @@ class TransferDesk:
         """A sequence has its blocks: ask for the KV that it lacks."""
         self._open(live, num_tokens=live.sequence.num_lacking)
 
+    def revoked(self, live: LiveRequest) -> None:
+        """A parked sequence must give its blocks back, which it does when its load has ended."""
+        assert self._receiver is not None
+        self._receiver.cancel(live.transfer_id, "Its blocks are needed for a prefill that another worker waits for.")
+
     def layer_hook(self, plan: StepPlan) -> Callable[[int], None]:
         """Return the callback that publishes each layer of the plan as it is computed."""
         sender, sends = self._sender, self._chunks_to_send(plan)

@@ -8,8 +8,13 @@ arrived last is preempted: its blocks go, its tokens stay and are recomputed as 
 
 Who waits for whom. A remote sequence, whose KV comes over the wire, is parked: it holds the blocks of its whole prompt,
 computes nothing and cannot be preempted. What cannot be admitted is passed a bounded number of times (`waiting.py`);
-then nothing else is admitted, what runs drains, and it fits. What runs ends by itself, what is parked or pinned ends by
-the transfer's progress deadlines, and `check_fits` refuses what an empty cache could not hold: every wait ends.
+then nothing else is admitted, what runs drains, and it fits. `check_fits` refuses what an empty cache could not hold.
+What runs ends by itself; what is pinned ends when its peer reads, or by the transfer's deadlines. What is parked waits
+for a prefill on another worker, which says "queued" for as long as it is, so no deadline ends this wait: two workers
+could each park a load and need the blocks under it for the prefill that the other one waits for. Hence a rule: nobody
+is kept waiting by a worker that only waits. When nothing runs and an awaited prefill has no room, the youngest load is
+*revoked*: cancelled, its blocks given back, and computed here in its turn. Every such cycle contains such a worker; one
+that serves a single role never revokes.
 """
 
 from __future__ import annotations
@@ -46,6 +51,7 @@ class Schedule:
     admitted: list[TokenSequence] = field(default_factory=list)  # they run; `num_hit_tokens` were cached
     parked: list[TokenSequence] = field(default_factory=list)  # open their loads
     preempted: list[TokenSequence] = field(default_factory=list)
+    revoked: TokenSequence | None = None  # cancel its load; it stays parked until `loaded`
 
     @property
     def is_idle(self) -> bool:
@@ -80,6 +86,7 @@ class Scheduler:
         self._waiting = WaitingQueues()
         self._running: list[TokenSequence] = []  # by order of arrival
         self._parked: dict[TokenSequence, None] = {}
+        self._revoked: TokenSequence | None = None  # one of the parked
         self._ready: list[TokenSequence] = []
         self._pinned: dict[TokenSequence, None] = {}
         self._next_order = 0
@@ -117,6 +124,8 @@ class Scheduler:
             self._admit(schedule, chunks, budget)
         if chunks:
             schedule.plan = StepPlan(chunks=chunks)
+        elif schedule.is_idle:
+            schedule.revoked = self._revoke()
         return schedule
 
     def commit(self, plan: StepPlan, sampled: Sequence[int]) -> list[TokenSequence]:
@@ -136,9 +145,14 @@ class Scheduler:
 
     def loaded(self, sequence: TokenSequence, *, accepted: bool) -> None:
         """Unpark: its KV has come, or (`accepted` False) it has not and is to be recomputed here."""
-        del self._parked[sequence]
+        revoked = sequence is self._revoked
+        self._leave(sequence)
         if accepted:
             self._computed(sequence, sequence.num_prompt_tokens - 1)
+        elif revoked:
+            self._release(sequence)
+            self._waiting.push(sequence)
+            return
         sequence.state = State.READY
         self._ready.append(sequence)
 
@@ -188,6 +202,7 @@ class Scheduler:
             assert all(sequence.state is state for sequence in sequences), f"a sequence among the {state.value} is not"
         live = [sequence for state, found in places.items() if state is not State.PINNED for sequence in found]
         assert len(live) == len(self._sequences) and set(live) == set(self._sequences.values()), "a sequence is lost"
+        assert self._revoked is None or self._revoked in self._parked, "what is revoked is not parked"
         assert self._running == sorted(self._running, key=by_order), "the batch is out of order"
         assert len(self._running) <= self._max_num_seqs, "the batch is too large"
         self._waiting.check()
@@ -241,6 +256,14 @@ class Scheduler:
             return placed
 
         self._waiting.place(try_place)
+
+    def _revoke(self) -> TokenSequence | None:
+        """Choose a load to give up, when an awaited prefill has no room and nothing here runs that would make some."""
+        stuck = self._parked and not self._running and any(sequence.awaited for sequence in self._waiting)
+        if not stuck or self._revoked is not None:
+            return None
+        self._revoked = max(self._parked, key=by_order)
+        return self._revoked
 
     def _place_local(self, sequence: TokenSequence, schedule: Schedule) -> bool:
         if len(self._running) >= self._max_num_seqs or not self._take_blocks(sequence):
@@ -326,6 +349,7 @@ class Scheduler:
         """Take a sequence out of the queue or set that it is in."""
         if sequence.state is State.PARKED:
             del self._parked[sequence]
+            self._revoked = None if sequence is self._revoked else self._revoked
         elif sequence.state is State.RUNNING:
             self._running.remove(sequence)
         elif sequence.state is State.READY:

@@ -13,7 +13,8 @@ class State(enum.Enum):
     """Where a sequence is.
 
     waiting ──> running ──> finished             a local one; preemption leads from running back to waiting
-       └──> parked ──> ready ──> running        a remote one: its blocks are held while its KV comes over the wire
+       └──> parked ──> ready ──> running        a remote one: its blocks are held while its KV comes over the wire;
+                                                revoked, it leads from parked back to waiting, as a local one
     running, parked ──> pinned ──> finished     the request ended, a transfer still uses its blocks
     """
 
@@ -27,13 +28,14 @@ class State(enum.Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TokenSequence:
-    """Tokens of one request with their blocks. The scheduler owns every field but the first five."""
+    """Tokens of one request with their blocks. The scheduler owns every field but the first six."""
 
     request_id: str
     token_ids: list[int]  # prompt, then generated tokens; only ever appended to
     num_prompt_tokens: int
     chain: HashChain
     remote: bool = False  # the KV of its prompt is to come from another worker; False once that was tried
+    awaited: bool = False  # another worker waits for the KV of its prompt
     state: State = State.WAITING
     order: int = -1  # of arrival
     block_table: list[int] = field(
