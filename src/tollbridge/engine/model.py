@@ -136,7 +136,7 @@ def _read_weights(folder: Path, name: str, config: Any, dtype: torch.dtype) -> A
     attention.register()
     with quiet_transformers():
         try:
-            module, report = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 folder,
                 config=config,
                 dtype=dtype,
@@ -150,6 +150,7 @@ def _read_weights(folder: Path, name: str, config: Any, dtype: torch.dtype) -> A
             raise StartupError(
                 f"Model {name} could not be loaded as {dtype_name(dtype)} from {folder}: {_first_line(error)}"
             ) from error
+    module, report = loaded  # as `output_loading_info` asks
     _refuse_incomplete(report, folder, name)
     return module
 
