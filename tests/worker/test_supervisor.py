@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from tests.support.processes import wait_gone
 from tollbridge.errors import StartupError
 from tollbridge.worker.supervisor import (
     MAX_LINE_BYTES,
@@ -49,18 +49,6 @@ async def start() -> AsyncIterator[Start]:
     yield start_child
     for child in children:
         await child.stop(grace_s=0)
-
-
-def wait_gone(pid: int) -> None:
-    """Return once process `pid`, perhaps not our child, has ended."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        assert select.select([descriptor], [], [], LONG_S)[0], f"process {pid} is still running"
-    finally:
-        os.close(descriptor)
 
 
 async def test_ready(start: Start) -> None:

@@ -29,6 +29,7 @@ from tollbridge.config.secret import secret_for_local
 from tollbridge.errors import TollbridgeError
 
 MAX_TOKENS = 64
+PATHS = ("split", "local")
 _NONE = "-"
 
 
@@ -70,14 +71,16 @@ async def _show(cluster: ClusterConfig, secret: bytes, interrupts: Interrupts) -
 
 
 async def _ask_twice(url: str) -> dict[str, Answer]:
-    """Ask by split, then locally. The prompts differ from their first sentence on: no prefix cache can help."""
+    """Ask by split, then locally. The prompts differ from their first sentence on: only the template can be cached."""
     async with RouterClient(url) as client:
-        return {policy: await _ask(client, policy) for policy in ("split", "local")}
+        for policy in PATHS:  # the first request of a fresh process pays for lazy imports and cold caches
+            await _ask(client, policy, f"Hello by {policy}!", max_tokens=2)
+        return {policy: await _ask(client, policy, prompt(policy), max_tokens=MAX_TOKENS) for policy in PATHS}
 
 
-async def _ask(client: RouterClient, policy: str) -> Answer:
-    messages = [{"role": "user", "content": prompt(policy)}]
-    return await client.chat(messages, policy=policy, max_tokens=MAX_TOKENS, temperature=0)
+async def _ask(client: RouterClient, policy: str, content: str, *, max_tokens: int) -> Answer:
+    messages = [{"role": "user", "content": content}]
+    return await client.chat(messages, policy=policy, max_tokens=max_tokens, temperature=0)
 
 
 def check(answer: Answer) -> None:
@@ -120,7 +123,8 @@ def figures(answer: Answer) -> dict[str, str]:
         "whole answer (client)": f"{answer.total_s:.3f} s",
         "prompt tokens": str(happened.prompt_tokens),
         "prefill": _seconds(computing.prefill_s if computing else None),
-        "tokens computed by prefill": str(computing.computed_tokens) if computing else _NONE,
+        "prompt tokens it had cached": str(computing.cached_tokens) if computing else _NONE,
+        "prompt tokens it computed": str(computing.computed_tokens) if computing else _NONE,
         "tokens loaded over the wire": str(decode.loaded_tokens) if decode else _NONE,
         "KV payload shipped": _mib(transfer.payload_bytes) if transfer else _NONE,
         "seconds on the wire": _seconds(transfer.wire_s if transfer else None),

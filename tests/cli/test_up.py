@@ -1,0 +1,134 @@
+"""`tollbridge up` and `demo` for real: processes, sockets, a tiny model; and nothing is left, however they end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.processes import wait_gone
+from tollbridge.cli.client import Answer, RouterClient
+
+pytestmark = pytest.mark.timeout(240)
+CLUSTER = """
+engine: {kv_cache_mib: 32, threads: 1, max_num_batched_tokens: 128}
+workers: [{name: p0, prefer: prefill}, {name: d0, prefer: decode}]
+"""
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A model cache of its own: the first `up` makes the tiny model, the others find it."""
+    return {**os.environ, "TOLLBRIDGE_HOME": str(tmp_path_factory.mktemp("home"))}
+
+
+@pytest.fixture
+def cluster_file(tmp_path: Path) -> Path:
+    path = tmp_path / "tollbridge.yaml"
+    path.write_text(CLUSTER)
+    return path
+
+
+def command(name: str, cluster_file: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "tollbridge", name, "--config", str(cluster_file), "--model", "tiny", *more]
+
+
+@contextmanager
+def running_up(cluster_file: Path, environ: dict[str, str]) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Yield the process of `up --port 0` and its URL, once it says that it serves."""
+    log = cluster_file.with_suffix(".log")
+    argv = command("up", cluster_file, "--port", "0")
+    with log.open("w") as stderr, subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=stderr, stdin=subprocess.DEVNULL, text=True, env=environ
+    ) as up:  # fmt: skip
+        try:
+            assert up.stdout is not None
+            line = up.stdout.readline()
+            assert line.startswith("Tollbridge is at http://127.0.0.1:"), log.read_text()
+            yield up, line.split()[-1]
+        finally:
+            up.kill()
+
+
+def children(process: subprocess.Popen[str]) -> dict[str, int]:
+    """Return the pids of the stack by name."""
+    found = psutil.Process(process.pid).children(recursive=True)
+    lines = {child.pid: child.cmdline() for child in found}
+    return {line[line.index("--name") + 1] if "--name" in line else "router": pid for pid, line in lines.items()}
+
+
+async def ask(url: str, policy: str) -> Answer:
+    async with RouterClient(url) as client:
+        messages = [{"role": "user", "content": f"{policy}: " + "how heavy is the cart? " * 20}]
+        return await client.chat(messages, policy=policy, max_tokens=4, temperature=0)
+
+
+def test_serve_both_ways_chat_and_ctrl_c(cluster_file: Path, environ: dict[str, str]) -> None:
+    with running_up(cluster_file, environ) as (up, url):
+        answers = {policy: asyncio.run(ask(url, policy)) for policy in ("split", "local")}
+        chat = subprocess.run(
+            [sys.executable, "-m", "tollbridge", "chat", "--url", url, "--policy", "split", "--max-tokens", "3", "Hi"],
+            capture_output=True, check=True,
+        )  # fmt: skip
+        pids = children(up)
+        up.send_signal(signal.SIGINT)
+        assert up.wait(60) == 130
+    split, local = answers["split"].record, answers["local"].record
+    assert split is not None
+    assert local is not None
+    assert (split.decision.choice, split.happened.split_verified) == ("split", True)
+    assert (local.decision.choice, local.happened.prefill_report) == ("local", None)
+    assert b"[split on p0 -> d0; first token after" in chat.stderr
+    assert set(pids) == {"p0", "d0", "router"}
+    for pid in pids.values():
+        wait_gone(pid)
+
+
+def test_a_worker_that_is_killed_takes_everything_down(cluster_file: Path, environ: dict[str, str]) -> None:
+    with running_up(cluster_file, environ) as (up, _):
+        pids = children(up)
+        os.kill(pids["d0"], signal.SIGKILL)
+        assert up.wait(60) == 1
+    for pid in pids.values():
+        wait_gone(pid)
+    assert "tollbridge: d0 was ended by signal 9 (Killed)" in cluster_file.with_suffix(".log").read_text()
+
+
+def test_the_demo_verifies_its_split(cluster_file: Path, environ: dict[str, str]) -> None:
+    done = subprocess.run(command("demo", cluster_file), capture_output=True, text=True, env=environ, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "The split is verified" in " ".join(done.stdout.split())
+    assert "KV payload shipped" in done.stdout
+
+
+def test_a_port_in_use_is_told_before_anything_starts(cluster_file: Path, environ: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        argv = command("up", cluster_file, "--port", port)
+        done = subprocess.run(argv, capture_output=True, text=True, env=environ, check=False)
+    assert done.returncode == 3
+    assert done.stderr == (
+        f"tollbridge: the router cannot listen on 127.0.0.1 port {port} (Address already in use): "
+        "choose another port with --port, or --port 0 for any free one.\n"
+    )
+
+
+def test_a_worker_that_cannot_start_is_told(cluster_file: Path, environ: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        cluster_file.write_text(f"workers: [{{name: w0, url: 'http://127.0.0.1:{port}'}}]")
+        argv = command("up", cluster_file, "--port", "0")
+        done = subprocess.run(argv, capture_output=True, text=True, env=environ, check=False)
+    assert done.returncode == 3, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("tollbridge: w0 ended with exit code 3; it last said:")
+    assert str(port) in last

@@ -1,0 +1,18 @@
+"""Waiting for processes that need not be our children."""
+
+from __future__ import annotations
+
+import os
+import select
+
+
+def wait_gone(pid: int, timeout_s: float = 60.0) -> None:
+    """Return once process `pid` has ended; AssertionError when it does not in time."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([descriptor], [], [], timeout_s)[0], f"process {pid} is still running"
+    finally:
+        os.close(descriptor)
