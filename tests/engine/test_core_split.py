@@ -288,14 +288,16 @@ def test_workers_do_not_wait_for_each_other_for_ever(network: Network, same_work
     """Each decode leg parks first and holds the blocks that the prefill leg of the other one needs."""
     mesh = Mesh(network, num_blocks=10)
     prompts = [prompt_of(30), prompt_of(30, start=1)]
-    decodes = []
+    decodes, prefills = [], []
     for number, prompt in enumerate(prompts):
         prefill = number if same_worker else 1 - number
         decodes.append(mesh.workers[number].submit(prompt, transfer=mesh.params("decode", number, prefill)))
     for number, prompt in enumerate(prompts):
         prefill = number if same_worker else 1 - number
         params = mesh.params("prefill", number, prefill)
-        mesh.workers[prefill].submit(prompt, max_tokens=1, transfer=params).wait()
+        prefills.append(mesh.workers[prefill].submit(prompt, max_tokens=1, transfer=params))
+    for answer in prefills:
+        assert answer.wait().finish_reason == "length"
     for prompt, answer in zip(prompts, decodes, strict=True):
         answer.wait()
         assert answer.token_ids == reference(prompt, max_tokens=6)
