@@ -47,7 +47,7 @@ class Reason:
     SHUTDOWN = "shutdown"
 
 
-class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
+class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What must be equal for KV bytes of one process to mean the same in another."""
 
     model: str  # digest of the config fields that shape the KV, and of the weights

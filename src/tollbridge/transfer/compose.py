@@ -16,8 +16,9 @@ def compose(session: SendSession, chunk: Chunk, memory: KVMemory, incarnation: i
     assert session.opening is not None
     views = memory.views(chunk.layer, session.table, chunk.first_token, chunk.num_tokens)
     checksum = xxh3_64()
+    update = checksum.update
     for view in views:
-        checksum.update(view)
+        update(view)
     header = Header(
         kind=Kind.DATA,
         codec=Codec.NONE,

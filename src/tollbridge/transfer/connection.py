@@ -89,7 +89,7 @@ class Connection:
         if error:
             raise OSError(error, "connect failed")
         self.connecting = False
-        limit_unsent(self.sock, self.sizer.frame_bytes)
+        limit_unsent(self.sock, self.sizer.unsent_bytes)
         self._say(self._handshake.start())
 
     def send(self, frame: bytes) -> None:
@@ -190,7 +190,7 @@ class Connection:
         return self._side.next_frame(self.number) if self.ready else None
 
     def _resize(self) -> None:
-        before = self.sizer.frame_bytes
+        before = self.sizer.unsent_bytes
         self.sizer.update(self.meter.bytes_per_s)
-        if not before / 2 < self.sizer.frame_bytes < before * 2:
-            limit_unsent(self.sock, self.sizer.frame_bytes)
+        if self.sizer.unsent_bytes != before:
+            limit_unsent(self.sock, self.sizer.unsent_bytes)

@@ -24,12 +24,22 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from tollbridge.errors import HandshakeError, ProtocolError
 from tollbridge.transfer.base import Fingerprint
 from tollbridge.transfer.frames import VERSION, Kind
-from tollbridge.transfer.messages import Body, Challenge, Hello, Proof, Ready, Refuse, Welcome, decode_body, encode_body
+from tollbridge.transfer.messages import (
+    Body,
+    Challenge,
+    Hello,
+    Proof,
+    Ready,
+    Refuse,
+    Welcome,
+    decode_body,
+    decode_fingerprint,
+    encode_body,
+    encode_fingerprint,
+)
 
 _MAJOR_ORDER = "token-major"
 Message = tuple[Kind, bytes]
@@ -138,8 +148,8 @@ class Handshake:
             raise HandshakeError("The peer reflected this process's own handshake.")
         self.peer_incarnation = body.incarnation
 
-    def _finish(self, fingerprint: Fingerprint) -> None:
-        require_same(self._identity.fingerprint, fingerprint)
+    def _finish(self, fingerprint: bytes) -> None:
+        require_same(self._identity.fingerprint, decode_fingerprint(fingerprint))
         self.done = True
 
 
@@ -159,12 +169,12 @@ class DialHandshake(Handshake):
         if isinstance(body, Challenge):
             return self._challenged(body, data)
         assert isinstance(body, Welcome)
-        self._transcript.verify(b"accept", body.mac, msgspec.msgpack.encode(body.fingerprint))
+        self._transcript.verify(b"accept", body.mac, body.fingerprint)
         self.authenticated = True
         self._transcript.add(data)
         self._finish(body.fingerprint)
-        fingerprint = self._identity.fingerprint
-        mac = self._transcript.mac(b"ready", msgspec.msgpack.encode(fingerprint))
+        fingerprint = encode_fingerprint(self._identity.fingerprint)
+        mac = self._transcript.mac(b"ready", fingerprint)
         return [self._say(Ready(mac=mac, fingerprint=fingerprint), Kind.READY)]
 
     def _challenged(self, body: Challenge, data: bytes) -> list[Message]:
@@ -187,7 +197,7 @@ class AcceptHandshake(Handshake):
         if isinstance(body, Proof):
             return self._proven(body, data)
         assert isinstance(body, Ready)
-        self._transcript.verify(b"ready", body.mac, msgspec.msgpack.encode(body.fingerprint))
+        self._transcript.verify(b"ready", body.mac, body.fingerprint)
         self._finish(body.fingerprint)
         return []
 
@@ -203,8 +213,8 @@ class AcceptHandshake(Handshake):
         self.authenticated = True
         self._transcript.add(data)
         self._expected = Kind.READY
-        fingerprint = self._identity.fingerprint
-        mac = self._transcript.mac(b"accept", msgspec.msgpack.encode(fingerprint))
+        fingerprint = encode_fingerprint(self._identity.fingerprint)
+        mac = self._transcript.mac(b"accept", fingerprint)
         return [self._say(Welcome(mac=mac, fingerprint=fingerprint), Kind.WELCOME)]
 
 

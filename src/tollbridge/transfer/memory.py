@@ -29,9 +29,10 @@ class BufferMemory:
         """Return writable views of tokens [first_token, first_token + num_tokens) of `layer`, in order."""
         if not 0 <= layer < self.num_layers:
             raise ValueError(f"layer {layer} is not within 0..{self.num_layers - 1}")
+        data, size = self._bytes, self.token_bytes
         base = layer * self.num_blocks * self.block_size  # in tokens
         return [
-            self._bytes[(base + start) * self.token_bytes : (base + end) * self.token_bytes]
+            data[(base + start) * size : (base + end) * size]
             for start, end in self._runs(block_table, first_token, num_tokens)
         ]
 

@@ -17,6 +17,7 @@ Code: TypeAlias = Annotated[str, msgspec.Meta(max_length=40)]
 Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Bytes16: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Bytes32: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+FingerprintBytes: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=3000)]  # msgpack, as the MAC covers it
 DigestBytes: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
 
 
@@ -50,14 +51,14 @@ class Welcome(_Body, frozen=True, kw_only=True):
     """The listening side proves the same, and says what its KV bytes mean."""
 
     mac: Bytes32
-    fingerprint: Fingerprint
+    fingerprint: FingerprintBytes
 
 
 class Ready(_Body, frozen=True, kw_only=True):
     """The dialling side says what its KV bytes mean."""
 
     mac: Bytes32
-    fingerprint: Fingerprint
+    fingerprint: FingerprintBytes
 
 
 class Refuse(_Body, frozen=True, kw_only=True):
@@ -123,6 +124,7 @@ TYPES: dict[Kind, type[Body]] = {
     Kind.PING: Ping,
 }
 KINDS: dict[type[Body], Kind] = {struct: kind for kind, struct in TYPES.items()}
+_FINGERPRINT = msgspec.msgpack.Decoder(Fingerprint)
 _DECODERS = {kind: msgspec.msgpack.Decoder(struct) for kind, struct in TYPES.items()}
 
 
@@ -137,6 +139,19 @@ def decode_body(kind: int, data: bytes | bytearray | memoryview) -> Body:
         return _DECODERS[Kind(kind)].decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ProtocolError(f"The body of a {Kind(kind).name} frame is malformed: {error}.") from None
+
+
+def encode_fingerprint(fingerprint: Fingerprint) -> bytes:
+    """Return `fingerprint` as Welcome and Ready carry it."""
+    return msgspec.msgpack.encode(fingerprint)
+
+
+def decode_fingerprint(data: bytes) -> Fingerprint:
+    """Return the fingerprint of a peer; ProtocolError when it is malformed."""
+    try:
+        return _FINGERPRINT.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"The peer's fingerprint is malformed: {error}.") from None
 
 
 def clip(detail: str) -> str:

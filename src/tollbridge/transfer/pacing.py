@@ -12,6 +12,7 @@ from tollbridge.transfer.options import TransferOptions
 _WINDOW_S = 0.02
 _WINDOW_BYTES = 1024 * 1024  # a fast link need not wait 20 ms for its first measurement
 _WEIGHT = 0.5  # of the newest window
+_MAX_UNSENT_BYTES = 4 * 1024 * 1024  # enough to ride out a millisecond away from the CPU at 25 Gb/s
 _FIRST_FRAMES = 4  # the first frame is so many times the smallest one
 
 
@@ -55,10 +56,16 @@ class FrameSizer:
     def __init__(self, options: TransferOptions) -> None:
         self._options = options
         self.frame_bytes = self._clamp(_FIRST_FRAMES * options.min_frame_bytes)
+        self.unsent_bytes = self.frame_bytes  # what the kernel may hold unsent; a power of two times the first value
 
     def update(self, goodput_bytes_per_s: float) -> None:
         """Take a new estimate of the link."""
-        self.frame_bytes = self._clamp(min(goodput_bytes_per_s * self._options.frame_s, 2 * self.frame_bytes))
+        wanted = goodput_bytes_per_s * self._options.frame_s
+        self.frame_bytes = self._clamp(min(wanted, 2 * self.frame_bytes))
+        if wanted >= 2 * self.unsent_bytes and self.unsent_bytes < _MAX_UNSENT_BYTES:
+            self.unsent_bytes *= 2
+        elif wanted < self.unsent_bytes and self.unsent_bytes > self._options.min_frame_bytes:
+            self.unsent_bytes //= 2
 
     def _clamp(self, size: float) -> int:
         cap = self._options.bandwidth_cap_bytes_per_s

@@ -11,7 +11,7 @@ from tollbridge.clock import Clock, SystemClock
 from tollbridge.errors import StartupError
 from tollbridge.transfer.base import Fingerprint, KVMemory, Reason, TransferEnd, TransferStatistics
 from tollbridge.transfer.compose import compose, require_table
-from tollbridge.transfer.frames import Header, transfer_key
+from tollbridge.transfer.frames import HEADER_BYTES, Header, transfer_key
 from tollbridge.transfer.handshake import AcceptHandshake, Identity
 from tollbridge.transfer.ledger import Ledger
 from tollbridge.transfer.net import listen
@@ -159,8 +159,10 @@ class _SendSide:
         if taken is None:
             return None
         session, chunk = taken
-        self._bucket.take(chunk.num_tokens * self._memory.token_bytes, now_s)
-        return OutgoingFrame(session.transfer, compose(session, chunk, self._memory, self._identity.short))
+        payload_bytes = chunk.num_tokens * self._memory.token_bytes
+        self._bucket.take(payload_bytes, now_s)
+        buffers = compose(session, chunk, self._memory, self._identity.short)
+        return OutgoingFrame(session.transfer, buffers, HEADER_BYTES + payload_bytes)
 
     def frame_sent(self, transfer: bytes) -> None:
         self.book.frame_sent(transfer)

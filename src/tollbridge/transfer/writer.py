@@ -17,10 +17,11 @@ IOV_MAX = 1024  # buffers per system call (limits.h)
 
 
 class OutgoingFrame(NamedTuple):
-    """A DATA frame: its transfer, and header and payload as buffers."""
+    """A DATA frame: its transfer, header and payload as buffers, and their size."""
 
     transfer: bytes
     buffers: list[memoryview]
+    num_bytes: int
 
 
 class FrameWriter:
@@ -36,6 +37,7 @@ class FrameWriter:
         self._control: deque[bytes] = deque()
         self._control_bytes = 0
         self._buffers: list[memoryview] = []  # what is left of the current frame
+        self._left_bytes = 0  # in them
         self._transfer = NO_TRANSFER  # whose frame that is
 
     @property
@@ -79,6 +81,7 @@ class FrameWriter:
             return True
         if self._control:
             self._buffers = [memoryview(frame) for frame in self._control]
+            self._left_bytes = self._control_bytes
             self._control.clear()
             self._control_bytes = 0
             self._transfer = NO_TRANSFER
@@ -86,18 +89,25 @@ class FrameWriter:
         frame = self._next_frame()
         if frame is None:
             return False
-        self._transfer, self._buffers = frame
+        self._transfer, self._buffers, self._left_bytes = frame
         return True
 
     def _advance(self, sent: int) -> None:
-        index = 0
-        while index < len(self._buffers) and sent >= self._buffers[index].nbytes:
-            sent -= self._buffers[index].nbytes
-            index += 1
-        del self._buffers[:index]
-        if self._buffers:
-            if sent:
-                self._buffers[0] = self._buffers[0][sent:]
-        elif self._transfer != NO_TRANSFER:
-            self._frame_sent(self._transfer)
-            self._transfer = NO_TRANSFER
+        """Drop the `sent` bytes from the front of the current frame."""
+        self._left_bytes -= sent
+        if self._left_bytes == 0:
+            self._buffers = []
+            if self._transfer != NO_TRANSFER:
+                self._frame_sent(self._transfer)
+                self._transfer = NO_TRANSFER
+            return
+        self._buffers = drop_front(self._buffers, sent)
+
+
+def drop_front(buffers: list[memoryview], num_bytes: int) -> list[memoryview]:
+    """Return `buffers` (of bytes) without their first `num_bytes`, which must be fewer than they have."""
+    for index, buffer in enumerate(buffers):
+        if num_bytes < len(buffer):
+            return [buffer[num_bytes:], *buffers[index + 1 :]]
+        num_bytes -= len(buffer)
+    raise AssertionError("more bytes were dropped than there are")
