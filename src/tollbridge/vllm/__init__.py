@@ -11,5 +11,5 @@ second a message.
     support.py     what cannot be split, refused at start or served locally
     launch.py      argv and environment of `tollbridge worker vllm` (imports nothing of vLLM)
 
-Only connector.py, stats.py and platform.py import vLLM, so that the rest is tested without it.
+Only connector.py, stats.py and installed.py import vLLM, so that the rest is tested without it.
 """

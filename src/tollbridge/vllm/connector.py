@@ -25,7 +25,7 @@ from tollbridge.clock import SystemClock
 from tollbridge.errors import StartupError
 from tollbridge.transfer.base import TransferEnd
 from tollbridge.transfer.tcp import TcpReceiver, TcpSender
-from tollbridge.vllm import platform, support
+from tollbridge.vllm import installed, support
 from tollbridge.vllm.admission import Admission
 from tollbridge.vllm.blocks import BlockMemory, Pieces
 from tollbridge.vllm.layout import read_layout
@@ -66,7 +66,7 @@ class TollbridgeConnector(base.KVConnectorBase_V1):
 
     def __init__(self, vllm_config: Any, role: base.KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
-        platform.use_vllms_log()
+        installed.use_vllms_log()
         transfer_config = vllm_config.kv_transfer_config
         self._settings = read_settings(transfer_config.kv_connector_extra_config, os.environ)
         _check_start(vllm_config, kv_cache_config, self._settings)
@@ -120,13 +120,13 @@ class TollbridgeConnector(base.KVConnectorBase_V1):
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         config, settings = self._vllm_config, self._settings
         layout = read_layout(
-            kv_caches, num_blocks=self._kv_cache_config.num_blocks, backend=platform.attention_backend(config)
+            kv_caches, num_blocks=self._kv_cache_config.num_blocks, backend=installed.attention_backend(config)
         )
         if layout.device != "cpu":
             raise StartupError(f"TollbridgeConnector does not move KV from {layout.device} memory yet.")
-        rank = platform.tensor_parallel_rank()
+        rank = installed.tensor_parallel_rank()
         memory = BlockMemory(layout.regions, num_blocks=layout.num_blocks, block_bytes=layout.block_bytes)
-        fingerprint = platform.fingerprint(config, layout, tp_rank=rank)
+        fingerprint = installed.fingerprint(config, layout, tp_rank=rank)
         options = settings.options(rank)
         transfer_config = config.kv_transfer_config
         sender = TcpSender(memory, fingerprint, options) if transfer_config.is_kv_producer else None
@@ -224,7 +224,7 @@ class TollbridgeConnector(base.KVConnectorBase_V1):
 
 
 def _check_start(vllm_config: Any, kv_cache_config: Any, settings: ConnectorSettings) -> None:
-    warning = support.check_version(platform.version(), allow_untested=settings.allow_untested_vllm)
+    warning = support.check_version(installed.version(), allow_untested=settings.allow_untested_vllm)
     if warning is not None:
         logger.warning("%s", warning)
     support.check_deployment(vllm_config, kv_cache_config)

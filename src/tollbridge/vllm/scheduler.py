@@ -103,8 +103,6 @@ class SchedulerSide:
         if load is None or load.opened or load.leader is not None:
             return
         load.num_tokens = num_external_tokens
-        if num_external_tokens:
-            load.cached_tokens = load.leg.num_tokens - 1 - num_external_tokens
         self._open(load, tuple(block_table))
 
     # ── a step ──
@@ -193,7 +191,7 @@ class SchedulerSide:
                 host=leg.params.host,
                 port=leg.params.port,
                 digest=leg.digest,
-                first_token=load.cached_tokens,
+                first_token=load.cached_tokens if load.num_tokens else 0,
                 num_tokens=load.num_tokens,
                 block_table=block_table if load.num_tokens else (),
             )

@@ -173,8 +173,8 @@ class WorkerSide:
             )
             self._senders[order.transfer_id] = send
         except TransferError as error:
-            logger.warning("%s", error.message)
-            send.end = _failure(order.transfer_id, "send", error.message)
+            logger.warning("%s", error)
+            send.end = _failure(order.transfer_id, "send", str(error))
 
     def _rewind(self, request_id: str) -> None:
         """Take back what was published: on return nobody reads the blocks, which the next forward overwrites."""
@@ -215,8 +215,15 @@ class WorkerSide:
         if self._receiver is None:
             self._stillborn.append(_failure(order.transfer_id, "receive", "This worker does not load KV."))
             return
+        try:
+            self._receiver.open(self._request(order))
+        except (TransferError, ValueError) as error:
+            logger.warning("%s", error)
+            self._stillborn.append(_failure(order.transfer_id, "receive", str(error)))
+
+    def _request(self, order: LoadOrder) -> LoadRequest:
         first, num_pieces = self._pieces.span(order.first_token, order.num_tokens)
-        load = LoadRequest(
+        return LoadRequest(
             transfer_id=order.transfer_id,
             host=order.host,
             port=order.port + self._tp_rank,
@@ -225,11 +232,6 @@ class WorkerSide:
             num_tokens=num_pieces,
             block_table=order.block_table,
         )
-        try:
-            self._receiver.open(load)
-        except TransferError as error:
-            logger.warning("%s", error.message)
-            self._stillborn.append(_failure(order.transfer_id, "receive", error.message))
 
     def _cancel_loads(self, details: Mapping[str, str]) -> None:
         if not details:
@@ -269,8 +271,8 @@ class WorkerSide:
         return end
 
     def _blocks(self, order: LoadOrder) -> tuple[int, ...]:
-        first, num_pieces = self._pieces.span(order.first_token, order.num_tokens)
-        return order.block_table[first : first + num_pieces]
+        first = order.first_token // self._pieces.block_size
+        return order.block_table[first : self._pieces.covering(order.first_token + order.num_tokens)]
 
 
 def _failure(transfer_id: str, side: str, detail: str) -> TransferEnd:
