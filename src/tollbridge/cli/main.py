@@ -22,6 +22,7 @@ EXIT_BROKEN_PIPE = 141  # as a shell reports SIGPIPE
 app = App(
     name="tollbridge",
     help="Serve an LLM with prefill and decode on separate workers, and split a request only when it pays.",
+    help_format="plaintext",  # importing a Markdown renderer would take a quarter of the time that --help may take
     version=__version__,
 )
 model = App(name="model", help="Fetch models.")

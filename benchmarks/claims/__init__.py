@@ -1,0 +1,1 @@
+"""One module per claim, with DESCRIPTION and `run(quick) -> ClaimResult`: `cli_start.py` is the claim `cli-start`."""
