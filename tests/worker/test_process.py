@@ -155,8 +155,8 @@ async def test_split_equals_local_and_says_what_it_moved(p: Worker, d: Worker) -
     _, local = await post(p.url + "/v1/completions", body)
     assert decode["choices"][0]["token_ids"] == local["choices"][0]["token_ids"]
     said = decode["kv_transfer_params"]["tollbridge"]
+    assert said["transfer"]["outcome"] == "done", said
     assert (said["role"], said["loaded_tokens"], said["computed_tokens"]) == ("decode", 99, 1)
-    assert said["transfer"]["outcome"] == "done"
     assert prefill["kv_transfer_params"]["tollbridge"]["role"] == "prefill"
     assert decode["usage"]["prompt_tokens_details"]["cached_tokens"] == 99
 

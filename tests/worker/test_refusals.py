@@ -165,6 +165,19 @@ async def test_unforeseen_exception_tells_nothing(client: Client, caplog: pytest
     assert "the inner secret" in caplog.text
 
 
+async def test_a_refusal_is_a_line_of_the_log_without_its_message(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="tollbridge")
+    await client.post("/v1/completions", {"prompt": "a", "model": "my-private-name"})
+    assert caplog.records[-1].fields == {
+        "path": "/v1/completions",
+        "status": 404,
+        "type": "not_found_error",
+        "param": "model",
+    }
+
+
 async def test_params_need_the_right_secret_and_time(client: Client) -> None:
     for kv, word in (
         (params("decode", secret=b"another"), "signature"),

@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 
 from tollbridge.errors import TollbridgeError, UnavailableError
+from tollbridge.obs.logs import request_line
 from tollbridge.wire.openai import ErrorBody, ErrorInfo, error_body
 
 log = logging.getLogger("tollbridge.worker")
@@ -24,12 +25,15 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         return await handler(request)
     except TollbridgeError as error:
-        return _own(error)
+        answer, kind, param = _own(error), error.error_type, error.param
     except web.HTTPException as error:
-        return _framework(request, error)
+        answer, kind, param = _framework(request, error), "http", None
     except Exception:
         log.exception("unforeseen exception: path=%s", request.path)
         return _own(unforeseen())
+    # Not the message: it may quote the request.
+    request_line(log, path=request.path[:200], status=answer.status, type=kind, param=param)
+    return answer
 
 
 def unforeseen() -> TollbridgeError:

@@ -7,6 +7,7 @@ stdout carries one line, the ready line (wire/ready.py); everything else is logg
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -49,6 +50,10 @@ def run_worker(*, cluster: ClusterConfig, worker: WorkerConfig, secret: bytes | 
         pin(worker.cores)
     media = maybe_media(cluster, worker, secret)
     engine = _build(cluster, media)
+    # torch and transformers leave some 350,000 objects that live as long as we do. Visiting them all, as a full
+    # collection does, was measured to stall every stream for 0.19 s.
+    gc.collect()
+    gc.freeze()
     try:
         _event_loop().run(serve_until_signal(cluster, worker, secret, engine, media))
     finally:
