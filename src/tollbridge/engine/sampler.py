@@ -35,7 +35,7 @@ class SamplerStatistics:
 
 
 class TokenSampler:
-    """Implements `ports.Sampler`; draws with numpy, which on a CPU sorts a vocabulary twenty times faster than torch."""
+    """Implements `ports.Sampler`; draws with numpy, which sorts a vocabulary twenty times faster than torch on CPUs."""
 
     def __init__(self) -> None:
         self._greedy_total = 0
