@@ -6,11 +6,9 @@ It ends with exit code 1 unless the router verified that the decode worker loade
 from __future__ import annotations
 
 import asyncio
-import os
 from functools import partial
 from typing import Annotated
 
-import msgspec
 from cyclopts import Parameter
 from rich.console import Console
 from rich.panel import Panel
@@ -19,11 +17,9 @@ from rich.table import Table
 from tollbridge.cli.client import Answer, RouterClient
 from tollbridge.cli.display import make_display
 from tollbridge.cli.interrupts import Interrupts, run_interruptible
+from tollbridge.cli.launch import launched
 from tollbridge.cli.options import ConfigFile, configure
 from tollbridge.cli.passage import prompt
-from tollbridge.cli.placement import place
-from tollbridge.cli.prepare import prepare_model
-from tollbridge.cli.stack import running_stack
 from tollbridge.config.cluster import ClusterConfig
 from tollbridge.config.secret import secret_for_local
 from tollbridge.errors import TollbridgeError
@@ -45,18 +41,12 @@ def demo(
     """Start a stack, serve one chat request split and one locally, show what each cost, and clean up."""
     cluster = configure(config, model=model, port=0).cluster
     secret = secret_for_local(cluster)
-    cluster = msgspec.structs.replace(cluster, model=prepare_model(cluster.model))
     return asyncio.run(run_interruptible(partial(_show, cluster, secret)))
 
 
 async def _show(cluster: ClusterConfig, secret: bytes, interrupts: Interrupts) -> int:
-    placement = place(cluster, os.sched_getaffinity(0))
-    display = make_display()
-    with display:
-        if placement.note:
-            display.note(placement.note)
-        async with running_stack(placement.cluster, secret, display=display) as stack:
-            interrupts.on_second = stack.kill
+    with make_display() as display:
+        async with launched(cluster, secret, display, interrupts) as stack:
             display.begin("demo", "asking twice")
             answers = await _ask_twice(stack.url)
             display.end("demo", "answered twice")

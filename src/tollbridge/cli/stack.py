@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,10 +153,14 @@ async def running_stack(
     *,
     display: Display,
     on_line: OnLine | None = None,
+    on_made: Callable[[Stack], None] = lambda stack: None,
     command: tuple[str, ...] = COMMAND,
     deadlines: Deadlines = Deadlines(),
 ) -> AsyncIterator[Stack]:
-    """Run `cluster` on this machine for as long as the block lasts; every process is gone when it ends."""
+    """Run `cluster` on this machine for as long as the block lasts; every process is gone when it ends.
+
+    `on_made` is called before anything starts, for whoever may have to `kill` the stack.
+    """
     check_startable(cluster)
     folder = Path(tempfile.mkdtemp(prefix="tollbridge-"))  # readable by this user only
     stack = Stack(
@@ -168,6 +172,7 @@ async def running_stack(
         display=display,
         on_line=on_line,
     )
+    on_made(stack)
     try:
         await stack.start()
         yield stack

@@ -7,19 +7,17 @@ import json
 import os
 import socket
 import sys
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Annotated
 
-import msgspec
 from cyclopts import Parameter
 
 from tollbridge.cli.display import make_display
 from tollbridge.cli.interrupts import Interrupts, run_interruptible
+from tollbridge.cli.launch import launched
 from tollbridge.cli.options import ConfigFile, PrintConfig, configure
-from tollbridge.cli.placement import place
-from tollbridge.cli.prepare import prepare_model
-from tollbridge.cli.stack import Stack, check_startable, running_stack
+from tollbridge.cli.stack import Stack, check_startable
 from tollbridge.config.cluster import ClusterConfig, RouterConfig
 from tollbridge.config.secret import secret_for_local
 from tollbridge.config.show import render
@@ -47,21 +45,17 @@ def up(
     check_startable(cluster)
     check_port_free(cluster.router)
     secret = secret_for_local(cluster)
-    cluster = msgspec.structs.replace(cluster, model=prepare_model(cluster.model))
     return asyncio.run(run_interruptible(partial(_serve, cluster, secret, show_line if logs else None)))
 
 
 async def _serve(cluster: ClusterConfig, secret: bytes, on_line: OnLine | None, interrupts: Interrupts) -> int:
-    placement = place(cluster, os.sched_getaffinity(0))
-    display = make_display()
-    with display:
-        if placement.note:
-            display.note(placement.note)
-        async with running_stack(placement.cluster, secret, display=display, on_line=on_line) as stack:
-            interrupts.on_second = stack.kill
-            display.note(f"serving {stack.model}; Ctrl-C stops everything")
-            print(invitation(stack), flush=True)
-            raise await stack.wait_death()
+    async with AsyncExitStack() as running:
+        with make_display() as display:  # only while something is on its way: later it would repaint for nothing
+            launch = launched(cluster, secret, display, interrupts, on_line=on_line)
+            stack = await running.enter_async_context(launch)
+        display.note(f"serving {stack.model}; Ctrl-C stops everything, Ctrl-C again stops it at once")
+        print(invitation(stack), flush=True)
+        raise await stack.wait_death()
 
 
 def invitation(stack: Stack) -> str:
