@@ -1,0 +1,131 @@
+"""The real `openai` client against router and worker, and bad input at both doors."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import openai
+import pytest
+
+from tests.support.stack import Stack, get, post, running
+
+
+@pytest.fixture(scope="module")
+def stack(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
+    with running(Stack(tmp_path_factory.mktemp("clients"), str(tiny_model_dir))) as running_stack:
+        yield running_stack
+
+
+@pytest.fixture(params=["router", "router-split", "worker"])
+def client(request: pytest.FixtureRequest, stack: Stack):
+    base = stack.worker_url("d0") if request.param == "worker" else stack.url
+    headers = {"x-tollbridge-policy": "split"} if request.param == "router-split" else {}
+    with openai.OpenAI(base_url=f"{base}/v1", api_key="none", default_headers=headers, max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+def model(stack: Stack) -> str:
+    return str(json.loads(get(stack.url + "/v1/models"))["data"][0]["id"])
+
+
+MESSAGES = [{"role": "user", "content": "Say something about bridges, tolls and the people who pay them."}]
+
+
+def test_chat(client: openai.OpenAI, model: str) -> None:
+    answer = client.chat.completions.create(model=model, messages=MESSAGES, max_tokens=8, temperature=0)  # type: ignore[arg-type]
+    assert answer.choices[0].message.role == "assistant"
+    assert answer.choices[0].finish_reason in ("length", "stop")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens <= 8
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+
+
+def test_chat_stream_equals_the_whole_answer(client: openai.OpenAI, model: str) -> None:
+    ask = {"model": model, "messages": MESSAGES, "max_tokens": 12, "temperature": 0}
+    whole = client.chat.completions.create(**ask)  # type: ignore[call-overload]
+    chunks = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))  # type: ignore[call-overload]
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == whole.choices[0].finish_reason
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
+    assert all(chunk.usage is None for chunk in chunks[:-1])
+
+
+def test_completions_stream(client: openai.OpenAI, model: str) -> None:
+    ask = {"model": model, "prompt": "the toll of the bridge", "max_tokens": 10, "temperature": 0}
+    whole = client.completions.create(**ask)  # type: ignore[call-overload]
+    chunks = list(client.completions.create(**ask, stream=True))  # type: ignore[call-overload]
+    assert "".join(c.choices[0].text for c in chunks) == whole.choices[0].text
+    assert client.models.list().data[0].id == model
+
+
+def test_nothing_internal_reaches_the_client(stack: Stack, model: str) -> None:
+    body = {"model": model, "prompt": list(range(10, 60)), "max_tokens": 3, "stream": True}
+    for policy in ("local", "split"):
+        raw = post(stack.url + "/v1/completions", body, headers={"x-tollbridge-policy": policy}).raw
+        assert raw.endswith(b"data: [DONE]\n\n")
+        assert b"kv_transfer_params" not in raw
+
+
+BAD = {
+    "invalid json": (b'{"prompt": ', 400, "json"),
+    "not an object": (b"[1, 2]", 400, "object"),
+    "unknown model": ({"model": "no-such-model", "prompt": "a"}, 404, "no-such-model"),
+    "too long a prompt": ({"prompt": [5] * 100_000, "max_tokens": 1}, 400, "100000"),
+    "negative max_tokens": ({"prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
+    "empty prompt": ({"prompt": ""}, 400, "prompt"),
+    "empty ids": ({"prompt": []}, 400, "prompt"),
+    "out of vocabulary": ({"prompt": [5, 10**6]}, 400, "1000000"),
+    "negative id": ({"prompt": [5, -3]}, 400, "-3"),
+    "10 MB": (b'{"prompt": "' + b"a" * (10 << 20) + b'"}', 413, "MiB"),
+    "wrong type": ({"prompt": "a", "max_tokens": "many"}, 400, "max_tokens"),
+    "unknown parameter": ({"prompt": "a", "max_token": 3}, 400, "max_token"),
+    "temperature": ({"prompt": "a", "temperature": -1}, 400, "temperature"),
+}
+
+
+@pytest.mark.parametrize("door", ["router", "worker"])
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gets_one_sentence_and_the_engine_goes_on(stack: Stack, case: str, door: str) -> None:
+    base = stack.url if door == "router" else stack.worker_url("d0")
+    body, status, word = BAD[case]
+    answer = post(base + "/v1/completions", body)
+    assert answer.status == status, answer.raw
+    error = answer.json["error"]
+    assert word.lower() in error["message"].lower()
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "Traceback" not in error["message"]
+    assert post(base + "/v1/completions", {"prompt": "still here", "max_tokens": 2}).status == 200
+
+
+def test_client_that_leaves_frees_everything(stack: Stack) -> None:
+    """A disconnect cancels both legs; no block stays behind on either worker."""
+    host, port = urlsplit(stack.url).netloc.split(":")
+    body = json.dumps({"prompt": [7] * 1500, "max_tokens": 400, "ignore_eos": True, "stream": True}).encode()
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nx-tollbridge-policy: split\r\n"
+            b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )
+        connection.recv(1)  # headers have come: both legs are under way
+    for name in ("p0", "d0"):
+        wait_idle(stack, name)
+
+
+def wait_idle(stack: Stack, name: str) -> None:
+    import time
+
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        status = json.loads(get(stack.worker_url(name) + "/tollbridge/status"))["engine"]
+        busy = status["num_running"] + status["num_waiting"] + status["num_parked"] + status["num_pinned_blocks"]
+        if busy == 0 and status["num_free_blocks"] == status["num_blocks"]:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"{name} is not idle: {status}")
