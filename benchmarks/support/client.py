@@ -15,7 +15,6 @@ import aiohttp
 
 from tollbridge.wire import sse
 
-
 WARM_TOKENS = 8  # a stream that has so many is past its start
 
 
