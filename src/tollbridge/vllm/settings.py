@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ MAX_PORT = 65535
 
 _OURS = {"kv_host": str, "kv_port": int, "secret_env": str, "allow_untested_vllm": bool}
 _NOT_SETTABLE = {"secret", "bind_host", "bind_port"}  # they have names of their own here
-_TRANSFER = {field.name for field in fields(TransferOptions)} - _NOT_SETTABLE
+_TRANSFER = {option.name for option in fields(TransferOptions)} - _NOT_SETTABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class ConnectorSettings:
 
     kv_host: str
     kv_port: int  # of tensor parallel rank 0; rank r listens on kv_port + r
-    secret: bytes
+    secret: bytes = field(repr=False)
     allow_untested_vllm: bool
     transfer: Mapping[str, Any]
 
