@@ -37,7 +37,7 @@ from tollbridge.sched.plan import SequenceChunk, StepPlan
 
 IMPLEMENTATION = "tollbridge_paged"
 STEP = "tollbridge_step"  # the keyword argument that carries the StepContext through the model's forward
-MIN_TOKENS_IN_PLACE = 128  # a shorter decode context gains more from being batched than from not being copied
+MIN_TOKENS_IN_PLACE = 512  # a shorter decode context gains more from being batched than from not being copied
 
 # What a model may pass to attention that changes its result, and that is not implemented here.
 REFUSED_ARGUMENTS = {
