@@ -16,6 +16,7 @@ from tests.support.fake_engine import FakeEngine
 from tollbridge.clock import SystemClock
 from tollbridge.engine.base import Engine
 from tollbridge.obs.metrics import WorkerMetrics
+from tollbridge.transfer.base import TransferStatistics
 from tollbridge.wire import sse
 from tollbridge.wire.params import Role, TransferParams, sign
 from tollbridge.worker.app import build_app, listen
@@ -29,7 +30,14 @@ SECRET = b"a-secret-of-the-worker-tests"
 CLOCK = SystemClock()
 
 
-def make_door(engine: Engine, *, secret: bytes | None = SECRET, max_open: int = 64, **limits: float) -> Door:
+def make_door(
+    engine: Engine,
+    *,
+    secret: bytes | None = SECRET,
+    max_open: int = 64,
+    transfers: dict[str, TransferStatistics] | None = None,
+    **limits: float,
+) -> Door:
     """Call it on the event loop that will serve."""
     metrics = WorkerMetrics(engine.info.name)
     door = Door(
@@ -41,6 +49,7 @@ def make_door(engine: Engine, *, secret: bytes | None = SECRET, max_open: int = 
         metrics=metrics,
         prompts=Prompts(engine.tokenizer, engine.info),
         bridge=Bridge(asyncio.get_running_loop(), CLOCK),
+        transfers=lambda: transfers or {},
     )
     metrics.registry.register(StatisticsCollector(engine, door.transfers, metrics.labels))
     return door

@@ -112,26 +112,19 @@ async def test_metrics_of_requests(client: Client) -> None:
 
 
 async def test_metrics_of_transfers() -> None:
-    async with fake_serving() as client:
-        sent = TransferStatistics(
-            medium="tcp",
-            active=2,
-            done=3,
-            failed=4,
-            cancelled=1,
-            payload_bytes=1000,
-            wire_bytes=1100,
-            num_connections=5,
-            goodput_bytes_per_s=1e6,
-            failures_by_reason={"checksum": 1, "stalled": 3},
-        )
-        from tollbridge.worker.collector import StatisticsCollector
-
-        metrics = client.door.metrics
-        for collector in list(metrics.registry._collector_to_names):
-            if isinstance(collector, StatisticsCollector):
-                metrics.registry.unregister(collector)
-        metrics.registry.register(StatisticsCollector(client.engine, lambda: {"send": sent}, metrics.labels))
+    sent = TransferStatistics(
+        medium="tcp",
+        active=2,
+        done=3,
+        failed=4,
+        cancelled=1,
+        payload_bytes=1000,
+        wire_bytes=1100,
+        num_connections=5,
+        goodput_bytes_per_s=1e6,
+        failures_by_reason={"checksum": 1, "stalled": 3},
+    )
+    async with fake_serving(transfers={"send": sent}) as client:
         seen = await samples(client)
         assert seen["tollbridge:transfer_active", "send"] == 2
         assert seen["tollbridge:transfer_connections", "send"] == 5

@@ -61,6 +61,13 @@ async def test_text_parts_are_joined(client: Client) -> None:
     assert client.engine.submitted[0].prompt_token_ids == tuple(PROMPT)
 
 
+async def test_an_answer_of_ours_may_come_back_as_a_message(client: Client) -> None:
+    _, answer = await client.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 2})
+    history = [*MESSAGES, answer["choices"][0]["message"], *MESSAGES]
+    status, _ = await client.post("/v1/chat/completions", {"messages": history, "max_tokens": 2})
+    assert status == 200
+
+
 async def test_without_generation_prompt(client: Client) -> None:
     await client.post("/v1/chat/completions", {"messages": MESSAGES, "add_generation_prompt": False})
     assert client.engine.submitted[0].prompt_token_ids == tuple(b"<user>hi")

@@ -32,7 +32,8 @@ def workers(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> I
             list(pool.map(Worker.ready, pair))
         yield pair
     finally:
-        codes = [worker.stop() for worker in pair]
+        with ThreadPoolExecutor() as pool:
+            codes = list(pool.map(Worker.stop, pair))
     assert codes == [0, 0]
 
 

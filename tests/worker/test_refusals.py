@@ -88,6 +88,8 @@ CHAT = {
     "tools": ({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools"),
     "too long": ({"messages": [{"role": "user", "content": "a" * 200}]}, "maximum context length"),
     "too long a text": ({"messages": [{"role": "user", "content": "a" * 20_000}]}, "maximum context length"),
+    "too many messages": ({"messages": [{"role": "user", "content": ""}] * 200}, "at least 200"),
+    "tool calls": ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]}, "tool_calls"),
     "max_completion_tokens": (
         {"messages": [{"role": "user", "content": "a"}], "max_completion_tokens": 0},
         "max_completion_tokens",

@@ -1,7 +1,8 @@
 """A request's prompt as token ids, checked against the vocabulary.
 
-Long texts are tokenized in one thread beside the event loop, one after the other: they neither stop the token streams
-of other requests nor take every core from the engine.
+Long texts are tokenized in one thread beside the event loop, one after the other. A text that is hopelessly long is
+refused after its beginning: tokenizers need seconds for megabytes, and hold the interpreter lock meanwhile, so a single
+request could stop every stream of this worker.
 """
 
 from __future__ import annotations
@@ -9,15 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from tollbridge.engine.base import ModelInfo, Tokenizer
-from tollbridge.errors import RequestError, UnsupportedError
+from tollbridge.errors import ContextLengthError, RequestError, UnsupportedError
 from tollbridge.wire.openai import ChatCompletionRequest, CompletionRequest
 
 T = TypeVar("T")
 
-INLINE_CHARACTERS = 8192  # about a millisecond of tokenizing
+MESSAGE_KEYS = ("role", "content", "name")
+
+INLINE_CHARACTERS = 2048  # about a millisecond of tokenizing
+PROBE_CHARACTERS_PER_TOKEN = 6  # common text has 3 to 5: the first probe of a text that is too long says so
+PROBE_SLACK_TOKENS = 64  # cutting a text changes the tokens around the cut, and only those
 
 
 class Prompts:
@@ -26,6 +32,7 @@ class Prompts:
     def __init__(self, tokenizer: Tokenizer, model: ModelInfo) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = model.vocab_size
+        self._max_tokens = model.max_model_len
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenize")
 
     def close(self) -> None:
@@ -45,6 +52,7 @@ class Prompts:
     async def text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if not text:
             raise RequestError('Parameter "prompt" must not be empty.', param="prompt")
+        await self._refuse_hopeless(text, "prompt")
         ids = await self._run(len(text), lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
         if not ids:
             raise RequestError("The prompt has no tokens: give it some text.", param="prompt")
@@ -53,10 +61,13 @@ class Prompts:
     async def messages(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
         if not messages:
             raise RequestError('Parameter "messages" must not be empty.', param="messages")
+        if len(messages) > self._max_tokens:
+            raise self._too_long(len(messages), "messages")
         plain = [_plain_message(index, message) for index, message in enumerate(messages)]
-        num_characters = sum(len(str(message["content"])) for message in plain)
+        text = "".join(str(message["content"]) for message in plain)
+        await self._refuse_hopeless(text, "messages")
         ids = await self._run(
-            num_characters,
+            len(text),
             lambda: self._tokenizer.apply_chat_template(plain, add_generation_prompt=add_generation_prompt),
         )
         if not ids:
@@ -76,6 +87,22 @@ class Prompts:
         raise RequestError(
             f"Token id {wrong} is not in the vocabulary: it has {self._vocab_size} tokens, "
             f"so ids are within 0 and {self._vocab_size - 1}.",
+            param=param,
+        )
+
+    async def _refuse_hopeless(self, text: str, param: str) -> None:
+        """Raise ContextLengthError when a beginning of `text` has too many tokens; each try is four times longer."""
+        num_characters = self._max_tokens * PROBE_CHARACTERS_PER_TOKEN
+        while num_characters < len(text):
+            num_tokens = len(await self._run(num_characters, partial(self._tokenizer.encode, text[:num_characters])))
+            if num_tokens - PROBE_SLACK_TOKENS > self._max_tokens:
+                raise self._too_long(num_tokens - PROBE_SLACK_TOKENS, param)
+            num_characters *= 4
+
+    def _too_long(self, num_tokens: int, param: str) -> ContextLengthError:
+        return ContextLengthError(
+            f"This model's maximum context length is {self._max_tokens} tokens. However, your request has at least "
+            f"{num_tokens} input tokens. Please reduce the length of the input.",
             param=param,
         )
 
@@ -108,8 +135,11 @@ def _one_prompt(prompt: str | list[int | str | list[int]]) -> str | list[int]:
 
 
 def _plain_message(index: int, message: dict[str, Any]) -> dict[str, object]:
-    """Check a message and join its text parts; a part that is not text is refused."""
+    """Check a message and join its text parts; what is neither text nor empty is refused."""
     where = f"messages[{index}]"
+    for key, value in message.items():
+        if key not in MESSAGE_KEYS and value not in (None, [], ""):
+            raise UnsupportedError(f'{where} has "{key[:64]}", which is not supported: leave it out.', param="messages")
     if not isinstance(message.get("role"), str):
         raise RequestError(f'{where} needs a "role" that is a string.', param="messages")
     content = message.get("content")
@@ -117,7 +147,7 @@ def _plain_message(index: int, message: dict[str, Any]) -> dict[str, object]:
         content = "".join(_text_part(where, part) for part in content)
     if not isinstance(content, str):
         raise RequestError(f'{where} needs a "content" that is a string or a list of text parts.', param="messages")
-    return {**message, "content": content}
+    return {**{key: message[key] for key in MESSAGE_KEYS if message.get(key) is not None}, "content": content}
 
 
 def _text_part(where: str, part: object) -> str:
