@@ -27,38 +27,42 @@ def chat(
     max_tokens: Annotated[int, Parameter(help="The longest answer, in tokens.")] = 256,
 ) -> int:
     """Chat with the model behind a router. A router that wants a key reads it from TOLLBRIDGE_API_KEY."""
-    session = _once(url, policy, max_tokens, prompt) if prompt is not None else _talk(url, policy, max_tokens)
-    return asyncio.run(session)
-
-
-async def _once(url: str, policy: str | None, max_tokens: int, prompt: str) -> int:
-    async with RouterClient(url, api_key=os.environ.get(API_KEY_VARIABLE)) as client:
-        await _ask(client, [{"role": "user", "content": prompt}], policy, max_tokens)
+    if prompt is not None:
+        _answer(url, [{"role": "user", "content": prompt}], policy, max_tokens)
+    else:
+        _talk(url, policy, max_tokens)
     return 0
 
 
-async def _talk(url: str, policy: str | None, max_tokens: int) -> int:
-    """Read questions from stdin, keeping the conversation; an error ends one answer, not the chat."""
+def _talk(url: str, policy: str | None, max_tokens: int) -> None:
+    """Read questions from stdin, keeping the conversation; an error ends one answer, not the chat.
+
+    stdin is read outside of any event loop: a thread that waits for a line cannot be interrupted by Ctrl-C.
+    """
     messages: list[Message] = []
-    async with RouterClient(url, api_key=os.environ.get(API_KEY_VARIABLE)) as client:
-        while (line := await asyncio.to_thread(_read)) is not None:
-            if not line.strip():
-                continue
-            question: Message = {"role": "user", "content": line}
-            try:
-                answer = await _ask(client, [*messages, question], policy, max_tokens)
-            except TollbridgeError as error:
-                print(f"tollbridge: {error.message}", file=sys.stderr)
-                continue
-            messages += [question, {"role": "assistant", "content": answer.text}]
-    return 0
+    while (line := _read()) is not None:
+        if not line.strip():
+            continue
+        question: Message = {"role": "user", "content": line}
+        try:
+            answer = _answer(url, [*messages, question], policy, max_tokens)
+        except TollbridgeError as error:
+            print(f"tollbridge: {error.message}", file=sys.stderr)
+            continue
+        messages += [question, {"role": "assistant", "content": answer.text}]
 
 
-async def _ask(client: RouterClient, messages: list[Message], policy: str | None, max_tokens: int) -> Answer:
-    answer = await client.chat(messages, policy=policy, max_tokens=max_tokens, on_text=_show)
+def _answer(url: str, messages: list[Message], policy: str | None, max_tokens: int) -> Answer:
+    """Stream one answer to stdout, and what became of it to stderr."""
+    answer = asyncio.run(_ask(url, messages, policy, max_tokens))
     print()
     Console(stderr=True).print(decision_line(answer), style="dim", highlight=False, markup=False, soft_wrap=True)
     return answer
+
+
+async def _ask(url: str, messages: list[Message], policy: str | None, max_tokens: int) -> Answer:
+    async with RouterClient(url, api_key=os.environ.get(API_KEY_VARIABLE)) as client:
+        return await client.chat(messages, policy=policy, max_tokens=max_tokens, on_text=_show)
 
 
 def decision_line(answer: Answer) -> str:

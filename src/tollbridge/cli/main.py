@@ -51,6 +51,8 @@ def run(tokens: Sequence[str]) -> int:
     except TollbridgeError as error:
         return _tell(error.message, error.exit_code)
     except KeyboardInterrupt:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # the shell's prompt does not belong after "^C"
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains as it exits
