@@ -93,7 +93,7 @@ class TokenBucket:
         if self._rate is None:
             return 0.0
         self._refill(now_s)
-        return max(0.0, -self._balance / self._rate)
+        return -self._balance / self._rate if self._balance < -1.0 else 0.0  # less than a byte is rounding
 
     def _refill(self, now_s: float) -> None:
         assert self._rate is not None
