@@ -1,0 +1,216 @@
+"""Two real vLLM servers on this machine's CPU, started as `tollbridge worker vllm` starts them, and both legs by hand.
+
+The interpreter that has vLLM is not the one that runs the tests: TOLLBRIDGE_VLLM_PYTHON names it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from tollbridge.vllm.launch import VllmWorker, command
+from tollbridge.wire.params import Role, TransferParams, sign
+
+ROOT = Path(__file__).parents[2]
+PYTHON = os.environ.get("TOLLBRIDGE_VLLM_PYTHON", str(ROOT / ".venv-vllm" / "bin" / "python"))
+SECRET = "vllm-test-secret-0123456789"
+START_S = 400.0  # two servers on two shared cores
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@dataclass
+class Server:
+    """One vLLM server in a process group of its own."""
+
+    name: str
+    model: Path
+    folder: Path
+    args: Sequence[str]
+    transfer: dict[str, Any] = field(default_factory=dict)  # more of kv_connector_extra_config
+    port: int = field(default_factory=free_port)
+    kv_port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+    def start(self) -> None:
+        worker = VllmWorker(
+            model=str(self.model),
+            host="127.0.0.1",
+            port=self.port,
+            kv_host="127.0.0.1",
+            kv_port=self.kv_port,
+            served_model_name="tiny",
+            target="cpu",
+            threads=1,
+            kv_cache_gib=1,
+            python=PYTHON,
+            extra_args=("--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", *self.args),
+        )
+        launch = command(worker, os.environ)
+        index = launch.argv.index("--kv-transfer-config") + 1
+        config = msgspec.json.decode(launch.argv[index])
+        config["kv_connector_extra_config"].update(self.transfer)
+        launch.argv[index] = msgspec.json.encode(config).decode()
+        environ = {
+            **launch.environ,
+            "TOLLBRIDGE_SECRET": SECRET,
+            "PYTHONPATH": str(ROOT / "src"),
+            "VLLM_CPU_CI_ENV": "1",
+            "HF_HUB_OFFLINE": "1",
+        }
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                launch.argv, stdout=log, stderr=log, env=environ, cwd=self.folder, start_new_session=True
+            )
+
+    def wait_ready(self) -> None:
+        assert self.process is not None
+        deadline_s = time.monotonic() + START_S
+        while time.monotonic() < deadline_s and self.process.poll() is None:
+            try:
+                with urllib.request.urlopen(self.url + "/health", timeout=5):
+                    return
+            except (urllib.error.URLError, ConnectionError, TimeoutError):
+                time.sleep(0.5)
+        raise AssertionError(f"{self.name} did not start; its log ends with:\n{self.log.read_text()[-3000:]}")
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """End the whole process group: vLLM's engine and workers outlive a killed server for a while."""
+        if self.process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(self.process.pid, number)
+            self.process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+        self.process = None
+
+
+class Pair:
+    """p and d, and a client of both."""
+
+    def __init__(self, p: Server, d: Server) -> None:
+        self.p, self.d = p, d
+
+    def start(self) -> None:
+        for server in (self.p, self.d):
+            server.start()
+        for server in (self.p, self.d):
+            server.wait_ready()
+
+    def stop(self) -> None:
+        for server in (self.p, self.d):
+            server.stop()
+
+    def params(self, role: Role, transfer_id: str, **changes: Any) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "v": 1,
+            "transfer_id": transfer_id,
+            "role": role,
+            "host": "127.0.0.1",
+            "port": self.p.kv_port,
+            "expires": time.time() + 120,
+            **changes,
+        }
+        return {"tollbridge": msgspec.to_builtins(sign(TransferParams(**fields), SECRET.encode()))}
+
+    async def complete(
+        self, server: Server, prompt: list[int], max_tokens: int, params: object = None, **more: Any
+    ) -> dict[str, Any]:
+        body = {
+            "model": "tiny",
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "detokenize": False,
+            **({"kv_transfer_params": params} if params is not None else {}),
+            **more,
+        }
+        timeout = aiohttp.ClientTimeout(total=120)
+        async with (
+            aiohttp.ClientSession(timeout=timeout) as session,
+            session.post(server.url + "/v1/completions", json=body) as answer,
+        ):
+            assert answer.status == 200, await answer.text()
+            return dict(await answer.json())
+
+    async def split(
+        self, prompt: list[int], max_tokens: int = 12, **more: Any
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Send both legs at once and return both answers."""
+        key = secrets.token_hex(16)
+        return await asyncio.gather(
+            self.complete(self.p, prompt, 1, self.params("prefill", key)),
+            self.complete(self.d, prompt, max_tokens, self.params("decode", key), **more),
+        )
+
+    async def local(self, prompt: list[int], max_tokens: int = 12) -> list[int]:
+        """Return what decode generates from scratch: a salt of its own keeps it out of every prefix cache."""
+        answer = await self.complete(self.d, prompt, max_tokens, cache_salt=secrets.token_hex(8))
+        return tokens(answer)
+
+    async def metric(self, server: Server, name: str, **labels: str) -> float:
+        from prometheus_client.parser import text_string_to_metric_families
+
+        async with aiohttp.ClientSession() as session, session.get(server.url + "/metrics") as answer:
+            text = await answer.text()
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    async def idle(self, *servers: Server, within_s: float = 20.0) -> bool:
+        """Return whether every block of `servers` (both by default) became free in time."""
+        deadline_s = time.monotonic() + within_s
+        while time.monotonic() < deadline_s:
+            usage = [await self.metric(server, "vllm:kv_cache_usage_perc") for server in servers or (self.p, self.d)]
+            if not any(usage):
+                return True
+            await asyncio.sleep(0.1)
+        return False
+
+
+def tokens(answer: dict[str, Any]) -> list[int]:
+    return list(answer["choices"][0]["token_ids"])
+
+
+def report(answer: dict[str, Any]) -> dict[str, Any]:
+    return dict(answer["kv_transfer_params"]["tollbridge"])
+
+
+def outcome(answer: dict[str, Any]) -> str:
+    """Return how the transfer of a leg ended: its reason when it failed."""
+    end = report(answer)["transfer"]
+    return str(end.get("reason") or end["outcome"])
