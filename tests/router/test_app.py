@@ -217,6 +217,14 @@ async def raw(r: Rig, data: bytes) -> bytes:
     return answer
 
 
+async def test_header_bytes_outside_ascii_do_not_reach_a_worker() -> None:
+    async with rig() as r:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 15\r\n"
+        answer = await raw(r, head + b"traceparent: \xff\r\nx-request-id: \xfe\r\n\r\n" + b'{"prompt": "a"}')
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert "traceparent" not in r["d0"].seen[0].headers
+
+
 MALFORMED = {
     "no http": b"hello\r\n\r\n",
     "header without colon": b"GET /health HTTP/1.1\r\nHost x\r\n\r\n",

@@ -329,13 +329,15 @@ class TestDecodeFails:
             assert "sent nothing for 0.2 s" in answer.events[-1]["error"]["message"]
             await happens(r["d0"].departed["local"])
 
-    async def test_mid_stream_failure_leaves_no_prefill_running(self) -> None:
+    @pytest.mark.parametrize("mode", ["die", "end_early"])
+    async def test_mid_stream_failure_leaves_no_prefill_running(self, mode: str) -> None:
         async with rig() as r:
             r["p0"].behaviour["prefill"] = Behaviour("hang")
-            r["d0"].behaviour["decode"] = Behaviour("die", after=1)
+            r["d0"].behaviour["decode"] = Behaviour(mode, after=1)  # type: ignore[arg-type]
             answer = await r.post(STREAM, policy="split")
             assert "error" in answer.events[-1]
             await happens(r["p0"].departed["prefill"])
+            assert await r.metric("split_unverified_total") == 0  # it failed: that says nothing about the split
 
     async def test_clients_mistake_passes_unchanged(self) -> None:
         async with rig() as r:
@@ -367,3 +369,22 @@ async def test_nothing_is_in_flight_when_all_is_over() -> None:
         await asyncio.gather(*(r.post(STREAM, policy=policy) for policy in ("local", "split") * 10))
         assert await load_of(r) == 0
         assert await r.metric("in_flight_requests") == 0
+
+
+async def test_prefill_failing_just_when_decode_speaks_never_garbles_an_answer() -> None:
+    """Both orders of the race occur; each answer is whole, from one attempt."""
+    async with rig() as r:
+        for _ in range(20):
+            gate = asyncio.Event()
+            r["p0"].behaviour["prefill"] = Behaviour("die", hold=gate)
+            r["d0"].behaviour["decode"] = Behaviour(hold=gate)
+            requests = [asyncio.create_task(r.post(STREAM, policy="split")) for _ in range(4)]
+            await happens(r["p0"].arrived["prefill"])
+            await happens(r["d0"].arrived["decode"])
+            gate.set()
+            for answer in await asyncio.gather(*requests):
+                assert answer.text == "Hello world"
+                assert answer.events[-1] == "[DONE]"
+                assert len(answer.events) == 5
+                assert answer.decision["reason"] in ("forced", "prefill_failed", "no_ready_prefill")
+        assert await load_of(r) == 0

@@ -28,6 +28,7 @@ PROMPT_FIELD = {"/v1/completions": "prompt", "/v1/chat/completions": "messages"}
 Body = dict[str, msgspec.Raw]
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_TRACE = re.compile(r"[\x20-\x7e]{1,512}")
 _BODY = msgspec.json.Decoder(Body)
 
 
@@ -72,8 +73,13 @@ async def read(request: web.Request, config: RouterConfig, request_id: str, time
         model=head.model,
         stream=bool(head.stream),
         override=override,
-        trace={name: request.headers[name] for name in FORWARDED if name in request.headers},
+        trace=_trace(request),
     )
+
+
+def _trace(request: web.Request) -> dict[str, str]:
+    given = {name: request.headers.get(name, "") for name in FORWARDED}
+    return {name: value for name, value in given.items() if _TRACE.fullmatch(value)}
 
 
 async def _read_body(request: web.Request, timeout_s: float) -> bytes:

@@ -1,0 +1,95 @@
+"""The one race that sockets cannot be made to lose on demand: prefill fails in the very step in which decode speaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+from aiohttp import web
+
+from tollbridge.config.cluster import ClusterConfig, RouterConfig, WorkerConfig
+from tollbridge.errors import UpstreamError
+from tollbridge.router.app import make_context
+from tollbridge.router.client import Client
+from tollbridge.router.decide import decide_call
+from tollbridge.router.flow import Flow
+from tollbridge.router.ingress import Call, parse_body
+
+EVENTS = b'data: {"choices":[{"text":"x"}]}\n\ndata: [DONE]\n\n'
+
+
+class FakeUpstream:
+    """Prefill fails when `prefill` is set; each decode leg says its piece when `decode` is."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.prefill: asyncio.Future[None] = loop.create_future()
+        self.decode: asyncio.Future[bytes] = loop.create_future()
+        self.legs: list[str] = []
+
+    @asynccontextmanager
+    async def request(self, worker: Any, method: str, path: str, **_: Any) -> AsyncIterator[Any]:
+        self.legs.append(worker.name)
+        if worker.name == "p0":
+            await self.prefill
+            raise UpstreamError("p0 is gone")
+        said: list[bytes] = []
+
+        async def readany() -> bytes:
+            said.append(b"" if said else await self.decode)
+            return said[-1]
+
+        yield SimpleNamespace(status=200, content_type="text/event-stream", content=SimpleNamespace(readany=readany))
+
+
+class FakeClient:
+    """Notes what it is sent; each call takes a step of the loop, as a socket's does."""
+
+    def __init__(self) -> None:
+        self.response: web.StreamResponse | None = None
+        self.gone = False
+        self.sent: list[str | bytes] = []
+
+    async def begin_stream(self, header: str) -> None:
+        self.response = web.StreamResponse()
+        self.sent.append(header)
+        await asyncio.sleep(0)
+
+    async def write(self, data: bytes) -> None:
+        self.sent.append(data)
+        await asyncio.sleep(0)
+
+    async def end_stream(self, last: bytes = b"") -> web.StreamResponse | None:
+        self.sent.append(last)
+        return self.response
+
+
+async def test_the_retry_owns_the_client() -> None:
+    workers = [
+        WorkerConfig(name="p0", prefer="prefill", url="http://p0:1", kv="p0:2"),
+        WorkerConfig(name="d0", prefer="decode", url="http://d0:1"),
+    ]
+    context = make_context(ClusterConfig(router=RouterConfig(policy="split"), workers=workers), b"secret")
+    upstream, client = FakeUpstream(), FakeClient()
+    context = replace(context, upstream=cast(Any, upstream))
+    for worker in context.fleet:
+        worker.ready, worker.kv = True, ("p0", 2)
+    body = parse_body(b'{"prompt": "a", "stream": true}')
+    call = Call(
+        id="r", path="/v1/completions", body=body, body_bytes=1, model=None, stream=True, override=None, trace={}
+    )
+    flow = asyncio.create_task(Flow(context, call, cast(Client, client), decide_call(context, call)).run())
+    async with asyncio.timeout(5):
+        while len(upstream.legs) < 2:
+            await asyncio.sleep(0)
+        upstream.prefill.set_result(None)  # both wake in the same step of the loop, prefill first
+        upstream.decode.set_result(EVENTS)
+        await flow
+    assert upstream.legs == ["d0", "p0", "d0"]
+    head, *rest = client.sent
+    assert '"reason":"prefill_failed"' in str(head)
+    assert rest == [EVENTS, b""]
