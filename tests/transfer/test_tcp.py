@@ -14,9 +14,10 @@ import pytest
 from tests.support import kv_proxy
 from tests.support.kv_proxy import KvProxy
 from tests.transfer.harness import DIGEST, FINGERPRINT, SHORT, Cache, Mailbox, Pair, PairMaker, make_pair, new_id
-from tollbridge.errors import ConfigError, StartupError
+from tollbridge.errors import ConfigError, StartupError, TransferError
 from tollbridge.transfer.base import Reason
 from tollbridge.transfer.options import TransferOptions, is_loopback
+from tollbridge.transfer.send_book import SendBook
 from tollbridge.transfer.tcp import TcpReceiver, TcpSender
 
 TABLE = list(range(64))
@@ -198,7 +199,8 @@ def test_decode_cancels_in_the_middle_of_a_frame(make_tcp: PairMaker) -> None:
         pair.receiver.open(replace(pair.load(transfer_id, [BIG_BLOCKS - 1], 16), host=host, port=port))
         assert [end.outcome for end in pair.ends(transfer_id)] == ["done", "done"]
         assert not pair.receive_cache.slots[:, : BIG_TOKENS - 16].any()
-        assert len(midway.proxy.connections) == 1
+        (connection,) = midway.proxy.connections
+        assert connection.bytes_to_decode < BIG_TOKENS * 3 * 1024  # the wire stopped
 
 
 def test_rewind_in_the_middle_of_a_frame(make_tcp: PairMaker) -> None:
@@ -278,6 +280,7 @@ PREFILL = """
 import sys
 from tests.transfer.harness import Cache, DIGEST, FINGERPRINT
 from tollbridge.transfer.options import TransferOptions
+from tollbridge.transfer.send_book import SendBook
 from tollbridge.transfer.tcp import TcpSender
 sender = TcpSender(Cache(64, 16, seed=1).memory, FINGERPRINT, TransferOptions(heartbeat_s=0.05))
 print(sender.address[1], flush=True)
@@ -305,6 +308,28 @@ def test_prefill_in_another_process_is_killed(make_tcp: PairMaker) -> None:
         received = pair.received.wait(half)
         assert (received.outcome, received.reason) == ("failed", Reason.PEER_LOST)
         assert time.monotonic() - killed_s < 5
+
+
+def test_a_bug_in_the_io_thread_ends_everything(make_tcp: PairMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, transfer_id = make_tcp(), new_id()
+    pair.sender.register(transfer_id, digest=DIGEST, num_tokens=10)
+    monkeypatch.setattr(SendBook, "publish", lambda *args: 1 / 0)
+    pair.sender.publish(transfer_id, TABLE, 10)
+    assert pair.sent.wait(transfer_id).reason == Reason.SHUTDOWN
+    with pytest.raises(TransferError, match="closed"):
+        pair.sender.register(new_id(), digest=DIGEST, num_tokens=10)
+
+
+def test_goodput_of_the_link(make_tcp: PairMaker) -> None:
+    pair = make_big(make_tcp)
+    transfer_id = new_id()
+    pair.sender.register(transfer_id, digest=DIGEST, num_tokens=BIG_TOKENS)
+    pair.sender.publish(transfer_id, BIG_TABLE, BIG_TOKENS)
+    assert pair.sender.statistics().goodput_bytes_per_s == 0
+    pair.receiver.open(pair.load(transfer_id, BIG_TABLE, BIG_TOKENS))
+    assert [end.outcome for end in pair.ends(transfer_id)] == ["done", "done"]
+    assert pair.sender.statistics().goodput_bytes_per_s > 10e6
+    assert pair.receiver.statistics().goodput_bytes_per_s > 10e6
 
 
 def test_is_loopback() -> None:

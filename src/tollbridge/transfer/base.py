@@ -107,7 +107,7 @@ class TransferStatistics:
     payload_bytes: int
     wire_bytes: int
     num_connections: int
-    goodput_bytes_per_s: float  # of the last transfers, 0 when none has ended
+    goodput_bytes_per_s: float  # TCP send: of the link while busy; otherwise of the last transfers; 0: not known yet
     failures_by_reason: dict[str, int]
 
 

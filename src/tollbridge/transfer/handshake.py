@@ -35,6 +35,7 @@ from tollbridge.transfer.messages import (
     Ready,
     Refuse,
     Welcome,
+    clip,
     decode_body,
     decode_fingerprint,
     encode_body,
@@ -125,7 +126,7 @@ class Handshake:
         """
         body = decode_body(kind, data)
         if isinstance(body, Refuse):
-            raise PeerRefusedError(f"The peer refused the connection: {_printable(body.detail)}")
+            raise PeerRefusedError(f"The peer refused the connection: {clip(body.detail)}")
         if kind != self._expected:
             raise ProtocolError(f"The peer sent {Kind(kind).name} out of turn in the handshake.")
         return self._advance(body, data)
@@ -216,7 +217,3 @@ class AcceptHandshake(Handshake):
         fingerprint = encode_fingerprint(self._identity.fingerprint)
         mac = self._transcript.mac(b"accept", fingerprint)
         return [self._say(Welcome(mac=mac, fingerprint=fingerprint), Kind.WELCOME)]
-
-
-def _printable(detail: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in detail)

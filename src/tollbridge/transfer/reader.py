@@ -163,12 +163,16 @@ def _batches(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
     batch: list[memoryview] = []
     size = 0
     for view in views:
-        for offset in range(0, len(view), _BATCH_BYTES):
-            piece = view[offset : offset + _BATCH_BYTES]
-            batch.append(piece)
-            size += len(piece)
-            if size >= _BATCH_BYTES or len(batch) == IOV_MAX:
+        if len(view) > _BATCH_BYTES:
+            if batch:
                 yield batch
-                batch, size = [], 0
+            yield from ([view[offset : offset + _BATCH_BYTES]] for offset in range(0, len(view), _BATCH_BYTES))
+            batch, size = [], 0
+            continue
+        batch.append(view)
+        size += len(view)
+        if size >= _BATCH_BYTES or len(batch) == IOV_MAX:
+            yield batch
+            batch, size = [], 0
     if batch:
         yield batch

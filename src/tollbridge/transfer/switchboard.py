@@ -38,8 +38,12 @@ class Owner(Side, Protocol):
     def busy(self, connection: int) -> bool: ...
     def active(self) -> bool: ...
     def tick(self) -> None: ...
+    def closing(self) -> None:
+        """Refuse new transfers from now on."""
+        ...
+
     def stopped(self) -> None:
-        """Run last in the thread, all connections being closed."""
+        """Run last in the thread, all connections being closed: end what is left."""
         ...
 
 
@@ -99,6 +103,11 @@ class Switchboard:
     @property
     def num_connections(self) -> int:
         return len(self._connections)
+
+    @property
+    def goodput_bytes_per_s(self) -> float:
+        """The best that a connection did while it had something to send; 0 before the first measurement."""
+        return max((connection.meter.bytes_per_s for connection in self.connections()), default=0.0)
 
     # ── the I/O thread ──
 
@@ -301,9 +310,10 @@ class Switchboard:
         for connection in self.connections():
             self._guard(connection, connection.flush)
             self.drop(connection, Verdict("cancelled", Reason.SHUTDOWN, "This worker is shutting down."))
-        self._owner.stopped()
+        self._owner.closing()
         while self._tasks:
             self._tasks.popleft()()
+        self._owner.stopped()
         self._selector.close()
         self._waker.close()
 

@@ -84,6 +84,7 @@ class _ReceiveSide:
         self, memory: KVMemory, fingerprint: Fingerprint, options: TransferOptions, clock: Clock, ledger: Ledger
     ) -> None:
         self._clock = clock
+        self._ledger = ledger
         self._identity = Identity(fingerprint=fingerprint, secret=options.secret or b"")
         self._pool: dict[Address, int] = {}  # one connection per peer; several streams would make this a list
         self._incarnations: dict[Address, bytes] = {}
@@ -132,6 +133,9 @@ class _ReceiveSide:
 
     def tick(self) -> None:
         self.book.tick()
+
+    def closing(self) -> None:
+        self._ledger.close()
 
     def stopped(self) -> None:
         self.book.close(Verdict("cancelled", Reason.SHUTDOWN, "This worker is shutting down."))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from tollbridge.clock import Clock, SystemClock
@@ -82,7 +83,9 @@ class TcpSender:
         self._ledger.set_listener(notify)
 
     def statistics(self) -> TransferStatistics:
-        return self._ledger.statistics(self._side.board.num_connections)
+        statistics = self._ledger.statistics(self._side.board.num_connections)
+        goodput = self._side.board.goodput_bytes_per_s or statistics.goodput_bytes_per_s
+        return replace(statistics, goodput_bytes_per_s=goodput)  # a transfer's own rate includes waits for the engine
 
     def check(self) -> None:
         self._ledger.check()
@@ -103,6 +106,7 @@ class _SendSide:
         self._memory = memory
         self._options = options
         self._clock = clock
+        self._ledger = ledger
         self._identity = Identity(fingerprint=fingerprint, secret=options.secret or b"")
         self._bucket = TokenBucket(options.bandwidth_cap_bytes_per_s, clock.monotonic())
         self._listener = _listen(options)
@@ -138,6 +142,9 @@ class _SendSide:
 
     def tick(self) -> None:
         self.book.tick()
+
+    def closing(self) -> None:
+        self._ledger.close()
 
     def stopped(self) -> None:
         self._listener.close()
