@@ -38,7 +38,7 @@ def fleet(*workers: WorkerView) -> FleetView:
 @pytest.mark.parametrize(
     ("workers", "chosen"),
     [
-        ([p(), d()], "d0"),  # a tie: the one that prefers decode
+        ([p(), d()], "d0"),  # a tie: by name
         ([p(), d(num_decodes=1)], "p0"),  # a hint is only a hint
         ([p(num_prefills=2), d(num_decodes=1)], "d0"),
         ([p(), d(ready=False)], "p0"),
@@ -51,6 +51,15 @@ def fleet(*workers: WorkerView) -> FleetView:
 def test_local(workers: list[WorkerView], chosen: str) -> None:
     decision = local(REQUEST, fleet(*workers))
     assert (decision.choice, decision.decode, decision.prefill, decision.reason) == ("local", chosen, None, "policy")
+
+
+def test_local_spreads_equal_load_over_all_workers() -> None:
+    """With nobody in flight the turn goes to the worker that served least, whatever it prefers."""
+    served = {"p0": 0, "d0": 0}
+    for index in range(10):
+        view = fleet(p(num_served=served["p0"]), d(num_served=served["d0"]))
+        served[local(RequestView(id=str(index)), view).decode] += 1
+    assert served == {"p0": 5, "d0": 5}
 
 
 @pytest.mark.parametrize(

@@ -21,8 +21,8 @@ NO_PARTNER = frozenset({"no_ready_prefill", "no_ready_decode"})  # what `on_no_p
 
 
 def local(request: RequestView, fleet: FleetView) -> Decision:
-    """Serve on the least loaded ready worker, whatever it prefers; decode workers win ties."""
-    worker = least_loaded(fleet.ready(), first="decode")
+    """Serve on the least loaded ready worker, whatever it prefers: a rival of splitting must use all of them alike."""
+    worker = least_loaded(fleet.ready(), first=None)
     return Decision(
         id=request.id,
         policy="local",
@@ -56,14 +56,20 @@ def split(request: RequestView, fleet: FleetView) -> Decision:
     )
 
 
-def least_loaded(workers: Iterable[WorkerView], *, first: str) -> WorkerView:
+def least_loaded(workers: Iterable[WorkerView], *, first: str | None) -> WorkerView:
     """Return the worker with the fewest requests in flight; UnavailableError when there is none.
 
-    A suspect comes last. Ties go to a worker that prefers `first`, then to the one that has served least.
+    A suspect comes last. Ties go to a worker that prefers `first` (None: no matter), then to the one that served least.
     """
 
     def rank(worker: WorkerView) -> tuple[bool, int, bool, int, str]:
-        return worker.suspect, worker.num_in_flight, worker.prefer != first, worker.num_served, worker.name
+        return (
+            worker.suspect,
+            worker.num_in_flight,
+            first is not None and worker.prefer != first,
+            worker.num_served,
+            worker.name,
+        )
 
     ranked = sorted(workers, key=rank)
     if not ranked:
