@@ -67,7 +67,7 @@ class Durations:
 
 def run(quick: bool) -> ClaimResult:
     """Measure, and return the claim's verdict."""
-    durations = Durations(1, 8.0, 24.0) if quick else Durations(5, 12.0, 40.0)
+    durations = Durations(1, 8.0, 24.0) if quick else Durations(5, 8.0, 24.0)
     return asyncio.run(_measure(durations))
 
 
