@@ -74,7 +74,7 @@ class TollbridgeConnector(base.KVConnectorBase_V1):
         self._worker: WorkerSide | None = None
         self._results: StepResults | None = None
         self._failed_blocks: set[int] = set()
-        self._ends: dict[str, TransferEnd] = {}
+        self._ends = EndsMetadata()  # of the ranks that have reported, until all have
         if role is base.KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(
                 Admission(
@@ -104,9 +104,9 @@ class TollbridgeConnector(base.KVConnectorBase_V1):
     def update_connector_output(self, connector_output: Any) -> None:
         meta = connector_output.kv_connector_worker_meta
         if isinstance(meta, EndsMetadata):
-            self._ends.update(meta.ends)
+            self._ends.aggregate(meta)
         received = connector_output.finished_recving or ()
-        ends = {request_id: self._ends.pop(request_id) for request_id in received if request_id in self._ends}
+        ends = {key: self._ends.ends.pop(key) for key in received if key in self._ends.ends}
         self._at_scheduler.reported(connector_output.finished_sending or (), received, ends)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
