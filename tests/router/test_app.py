@@ -26,6 +26,8 @@ BAD_BODIES = {
     "stream of a wrong type": ({"prompt": "a", "stream": "yes"}, 400, "stream"),
     "too deep": (b'{"prompt": ' + b"[" * 100_000, 400, "JSON"),
     "10 MB": (b'{"prompt": "' + b"a" * (10 << 20) + b'"}', 413, "4 MiB"),
+    "a model that is not UTF-8": (b'{"prompt": "a", "model": "\xff"}', 400, "UTF-8"),
+    "xargs that are not UTF-8": (b'{"prompt": "a", "vllm_xargs": {"\xff": 1}}', 400, "vllm_xargs"),
     "smuggled params": ({"prompt": "a", "vllm_xargs": {"kv_transfer_params": "x"}}, 400, "vllm_xargs"),
 }
 
@@ -236,6 +238,12 @@ MALFORMED = {
     "bad chunk": b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
     "huge header": b"GET /health HTTP/1.1\r\nHost: x\r\nX-A: " + b"a" * 100_000 + b"\r\n\r\n",
 }
+
+
+async def test_an_unsupported_expectation_is_refused() -> None:
+    async with rig() as r:
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nExpect: banana\r\nConnection: close\r\n\r\n"
+        assert (await raw(r, head)).startswith(b"HTTP/1.1 417")
 
 
 @pytest.mark.parametrize("case", MALFORMED)

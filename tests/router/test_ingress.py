@@ -34,7 +34,10 @@ def test_values_stay_the_clients_bytes() -> None:
 def test_smuggled_params() -> None:
     with pytest.raises(RequestError):
         parse_body(b'{"vllm_xargs": {"kv_transfer\\u005fparams": 1}}')
-    assert "vllm_xargs" in parse_body(b'{"vllm_xargs": {"other": 1}}')
+    with pytest.raises(RequestError):
+        parse_body(b'{"vllm_xargs": {"a": 1e999, "kv_transfer_params": 1}}')
+    for harmless in (b'{"other": 1}', b'{"a": 1e999}', b"null", b"[1]", b'"\xff"'):
+        assert "vllm_xargs" in parse_body(b'{"vllm_xargs": %b}' % harmless)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +53,8 @@ def test_smuggled_params() -> None:
         (b'{"prompt": "a", "n": 1, "best_of": 2}', "several_choices", None, None),
         (b'{"prompt": "a", "n": null}', None, None, None),
         (b'{"prompt": "a", "n": true, "max_tokens": "x"}', None, None, None),
+        (b'{"prompt": "a", "n": 1e999, "max_tokens": %b}' % (b"9" * 5000), None, None, None),
+        (b'{"prompt": "a", "n": "\xff", "best_of": 2.0, "max_tokens": -3}', None, None, -3),
         (b'{"messages": [{"role": "user"}], "max_completion_tokens": 5, "max_tokens": 6}', None, None, 5),
     ],
 )

@@ -110,7 +110,9 @@ async def check_key(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 async def _name_response(request: web.Request, response: web.StreamResponse) -> None:
-    response.headers["x-request-id"] = request[REQUEST_ID]
+    request_id = request.get(REQUEST_ID)
+    if request_id is not None:  # an Expect that is not supported is refused before any middleware runs
+        response.headers["x-request-id"] = request_id
 
 
 def _handler(view: Callable[[Context, web.Request], web.Response]) -> Handler:

@@ -13,6 +13,7 @@ from tollbridge.router.ingress import Body, Call
 from tollbridge.wire.decision import Decision
 
 _LIST_OF_PROMPTS = re.compile(rb'\s*\[\s*["\[]')  # ["text", ...] or [[ids], ...]; [1, 2] is one prompt
+_INTEGER = re.compile(rb"-?[0-9]{1,18}")
 _SEVERAL = ("n", "best_of")
 
 
@@ -56,5 +57,6 @@ def _num_token_ids(body: Body) -> int | None:
 
 
 def _maybe_int(body: Body, name: str) -> int | None:
-    value = msgspec.json.decode(body[name]) if name in body else None
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    """Return a field that is a whole number of a sane size; None for anything else, which the worker refuses."""
+    value = bytes(body.get(name, b""))
+    return int(value) if _INTEGER.fullmatch(value) else None

@@ -161,6 +161,8 @@ def _head(raw: bytes) -> _Head:
         return msgspec.json.decode(raw, type=_Head)
     except msgspec.ValidationError as error:
         raise RequestError(f"The request body has a field of a wrong type: {error}.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:  # in a value, which `parse_body` does not look into
+        raise RequestError(f"The request body is not valid JSON: {error}.") from None
 
 
 def _refuse_smuggled_params(body: Body) -> None:
@@ -168,6 +170,11 @@ def _refuse_smuggled_params(body: Body) -> None:
     extra = body.get("vllm_xargs")
     if extra is None:
         return
-    value = msgspec.json.decode(extra)
-    if isinstance(value, dict) and "kv_transfer_params" in value:
+    try:
+        smuggled = "kv_transfer_params" in _BODY.decode(extra)
+    except msgspec.ValidationError:
+        return  # no object, so nothing can be in it
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"vllm_xargs is not valid JSON: {error}.", param="vllm_xargs") from None
+    if smuggled:
         raise RequestError("vllm_xargs must not carry kv_transfer_params: the router sets them.", param="vllm_xargs")
