@@ -8,6 +8,7 @@ from tollbridge.config.cluster import ClusterConfig
 from tollbridge.config.secret import require_secret
 from tollbridge.config.show import render
 from tollbridge.errors import ConfigError
+from tollbridge.obs import logs
 
 
 def router(*, config: ConfigFile = None, print_config: PrintConfig = False) -> int:
@@ -20,6 +21,7 @@ def router(*, config: ConfigFile = None, print_config: PrintConfig = False) -> i
     secret = require_secret(loaded.cluster.secret)
     from tollbridge.router.main import run_router
 
+    logs.configure()
     return run_router(cluster=loaded.cluster, secret=secret)
 
 
