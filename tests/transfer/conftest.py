@@ -18,7 +18,7 @@ def no_threads_left() -> Iterator[None]:
     assert not left, f"threads left behind: {left}"
 
 
-@pytest.fixture(params=["tcp", "loopback"])
+@pytest.fixture(params=["tcp", "tls", "loopback"])
 def medium(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import secrets
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 
 import msgspec
 import numpy as np
+import trustme
 
+from tests.transfer.tls_files import make_tls
 from tollbridge.transfer.base import Fingerprint, KVReceiver, KVSender, LoadRequest, TransferEnd, content_digest
+from tollbridge.transfer.channel import TlsFiles
 from tollbridge.transfer.loopback import LoopbackNetwork
 from tollbridge.transfer.memory import BufferMemory
 from tollbridge.transfer.options import TransferOptions
@@ -37,6 +45,14 @@ SHORT = TransferOptions(heartbeat_s=0.05, progress_timeout_s=0.8, unknown_timeou
 
 def new_id() -> str:
     return secrets.token_hex(16)
+
+
+@cache
+def tls_files() -> tuple[TlsFiles, TlsFiles]:
+    """Return the files of a prefill and a decode worker, made once."""
+    folder, ca = Path(tempfile.mkdtemp(prefix="tollbridge-test-")), trustme.CA()
+    atexit.register(shutil.rmtree, folder)
+    return make_tls(folder, "p0", ca), make_tls(folder, "d0", ca)
 
 
 class Cache:
@@ -163,7 +179,11 @@ def make_pair(
     receive_print = msgspec.structs.replace(receive_fingerprint, block_size=receive_block_size)
     sender: KVSender
     receiver: KVReceiver
-    if medium == "tcp":
+    if medium == "tls":
+        send_files, receive_files = tls_files()
+        receive_options = replace(receive_options or options, tls=receive_files)
+        options = replace(options, tls=send_files)
+    if medium in ("tcp", "tls"):
         sender = TcpSender(send_cache.memory, send_print, options)
         receiver = TcpReceiver(receive_cache.memory, receive_print, receive_options or options)
     else:

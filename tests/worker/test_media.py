@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tollbridge.config.cluster import ClusterConfig, TransferConfig, WorkerConfig
+from tollbridge.config.cluster import ClusterConfig, TlsConfig, TransferConfig, WorkerConfig
 from tollbridge.errors import ConfigError
 from tollbridge.transfer.base import Fingerprint
 from tollbridge.worker.media import maybe_media
@@ -48,13 +48,20 @@ def test_the_address_is_known_once_the_sender_listens() -> None:
         receiver.close()
 
 
+def test_tls_reaches_the_media() -> None:
+    tls = TlsConfig(cert="absent.pem", key="absent.key", ca="absent-ca.pem")
+    media = maybe_media(ClusterConfig(transfer=TransferConfig(tls=tls)), WORKER, SECRET)
+    assert media is not None
+    with pytest.raises(ConfigError, match=r"transfer\.tls cannot be used .*absent\.pem"):
+        media.make_sender(NoMemory(), FINGERPRINT)
+
+
 @pytest.mark.parametrize(
     ("setting", "word"),
     [
         ({"media": "loopback"}, "loopback"),
         ({"streams": 4}, "streams 4"),
         ({"ring_mib": 64}, "ring_mib 64"),
-        ({"tls": {"cert": "x"}}, "tls"),
     ],
 )
 def test_settings_that_no_medium_has_are_refused(setting: dict[str, Any], word: str) -> None:

@@ -41,13 +41,21 @@ class SecretConfig(_Section, frozen=True, kw_only=True):
     file: str | None = None
 
 
+class TlsConfig(_Section, frozen=True, kw_only=True):
+    """PEM files on each worker's machine; a worker whose files have another name has a file of its own."""
+
+    cert: str  # this worker's certificate (chain)
+    key: str  # its private key, without a passphrase
+    ca: str  # the CA that signed the certificates of all workers
+
+
 class TransferConfig(_Section, frozen=True, kw_only=True):
     media: Literal["auto", "tcp", "loopback"] = "auto"
     streams: Literal["auto"] | Count = "auto"
     ring_mib: Literal["auto"] | Count = "auto"
     codec: Literal["none"] = "none"
     bandwidth_cap: Count | None = None  # bytes per second
-    tls: dict[str, str] | None = None
+    tls: TlsConfig | None = None  # mutual TLS between workers, on top of the secret
 
 
 class EngineConfig(_Section, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from typing import Protocol
 from tollbridge.clock import Clock
 from tollbridge.errors import IntegrityError, ProtocolError, TransferError
 from tollbridge.transfer.base import Reason
+from tollbridge.transfer.channel import Channel
 from tollbridge.transfer.frames import HANDSHAKE_KINDS, NO_TRANSFER, Header, encode_control
 from tollbridge.transfer.handshake import Handshake, Message, PeerRefusedError, short_incarnation
 from tollbridge.transfer.messages import KINDS, Refuse, clip, decode_body, encode_body
@@ -39,7 +40,7 @@ class Connection:
     def __init__(
         self,
         number: int,
-        sock: socket.socket,
+        channel: Channel,
         peer: tuple[str, int],
         *,
         handshake: Handshake,
@@ -51,9 +52,10 @@ class Connection:
     ) -> None:
         # fixed
         self.number = number
-        self.sock = sock
+        self.channel = channel
         self.peer = peer
         self._handshake = handshake
+        handshake.bind(channel.binding)
         self._incarnation = incarnation
         self._side = side
         self._clock = clock
@@ -69,6 +71,10 @@ class Connection:
         self.meter = GoodputMeter()
         self._reader = FrameReader(self, lambda: handshake.authenticated)
         self._writer = FrameWriter(self._next_frame, side.frame_sent)
+
+    @property
+    def sock(self) -> socket.socket:
+        return self.channel.sock
 
     @property
     def ready(self) -> bool:
@@ -90,6 +96,7 @@ class Connection:
             raise OSError(error, "connect failed")
         self.connecting = False
         limit_unsent(self.sock, self.sizer.unsent_bytes)
+        self.channel.start()
         self._say(self._handshake.start())
 
     def send(self, frame: bytes) -> None:
@@ -103,15 +110,15 @@ class Connection:
 
     def readable(self) -> None:
         """Take what has arrived."""
-        if self._reader.read(self.sock, _BUDGET_BYTES):
+        if self._reader.read(self.channel, _BUDGET_BYTES):
             self.heard_s = self._clock.monotonic()
 
     def flush(self) -> None:
         """Send what the kernel takes."""
         if self.connecting:
             return
-        sent = self._writer.write(self.sock, _BUDGET_BYTES)
-        self.wants_write = self._writer.pending or sent >= _BUDGET_BYTES
+        sent = self._writer.write(self.channel, _BUDGET_BYTES)
+        self.wants_write = (self._writer.pending or sent >= _BUDGET_BYTES) and not self.channel.held
         now_s = self._clock.monotonic()
         if sent or not self.wants_write:
             self.moved_s = now_s
@@ -127,7 +134,7 @@ class Connection:
         body = Refuse(detail=clip(error.message))
         self.send(encode_control(KINDS[Refuse], NO_TRANSFER, self._incarnation, 0, encode_body(body)))
         try:
-            self._writer.write(self.sock, _BUDGET_BYTES)
+            self._writer.write(self.channel, _BUDGET_BYTES)
         except OSError:
             return
 

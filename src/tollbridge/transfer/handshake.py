@@ -13,7 +13,8 @@ fails (fresh nonces both ways), a reflection fails (labels differ, equal nonces 
 incarnation, before the other has proven the secret, and reads at most 4 KiB per message until then. An empty secret
 (allowed on loopback only) runs through the same code with an empty key.
 
-This keeps strangers and wrong clusters out. It does not protect the frames that follow from somebody in the path.
+This keeps strangers and wrong clusters out. It does not protect the frames that follow from somebody in the path: that
+is the business of TLS underneath, whose certificates the MACs then cover as well.
 """
 
 from __future__ import annotations
@@ -89,14 +90,16 @@ class _Transcript:
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
         self._hash = hashlib.sha256(b"tollbridge-kv/1")
+        self.binding: Callable[[], bytes] = bytes  # asked when a MAC is due: a channel learns it late
 
     def add(self, data: bytes) -> None:
         self._hash.update(len(data).to_bytes(4, "little"))
         self._hash.update(data)
 
     def mac(self, label: bytes, extra: bytes = b"") -> bytes:
-        """Return the MAC of the transcript and `extra` for the direction `label`."""
-        return hmac.new(self._secret, label + b"\0" + self._hash.digest() + extra, hashlib.sha256).digest()
+        """Return the MAC of the transcript, the channel and `extra` for the direction `label`."""
+        said = label + b"\0" + self._hash.digest() + self.binding() + extra
+        return hmac.new(self._secret, said, hashlib.sha256).digest()
 
     def verify(self, label: bytes, mac: bytes, extra: bytes = b"") -> None:
         if not hmac.compare_digest(mac, self.mac(label, extra)):
@@ -114,6 +117,10 @@ class Handshake:
         self.peer_incarnation = b""
         self.authenticated = False  # the peer has proven the secret: larger bodies may be read
         self.done = False
+
+    def bind(self, binding: Callable[[], bytes]) -> None:
+        """Let the MACs cover what names the channel underneath (see channel.py). Before `start`."""
+        self._transcript.binding = binding
 
     def start(self) -> list[Message]:
         """Return what to send as soon as the connection is up."""

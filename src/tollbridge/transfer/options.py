@@ -6,6 +6,7 @@ import ipaddress
 from dataclasses import dataclass, field
 
 from tollbridge.errors import ConfigError
+from tollbridge.transfer.channel import TlsFiles
 from tollbridge.transfer.frames import MAX_PAYLOAD_BYTES
 
 
@@ -17,6 +18,7 @@ class TransferOptions:
     """
 
     secret: bytes | None = field(default=None, repr=False)  # the cluster secret; never in a log
+    tls: TlsFiles | None = None  # None: frames travel in the clear
     bind_host: str = "127.0.0.1"
     bind_port: int = 0  # 0: choose a free one
     advertise_host: str | None = None  # what `address` says; None: the bound address

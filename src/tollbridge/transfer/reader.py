@@ -7,12 +7,12 @@ wants, or no longer, goes through a small scratch buffer.
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from xxhash import xxh3_64
 
+from tollbridge.transfer.channel import Channel
 from tollbridge.transfer.frames import HEADER_BYTES, Header, Kind, check_body, parse_header
 from tollbridge.transfer.writer import IOV_MAX, drop_front
 
@@ -57,7 +57,7 @@ class FrameReader:
         self._hash = xxh3_64()
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
 
-    def read(self, sock: socket.socket, budget_bytes: int) -> int:
+    def read(self, channel: Channel, budget_bytes: int) -> int:
         """Receive until the kernel is empty or `budget_bytes` are spent; return the bytes received.
 
         Raises ProtocolError on bytes that the protocol does not allow, OSError when the connection is gone.
@@ -65,7 +65,7 @@ class FrameReader:
         total = 0
         while total < budget_bytes:
             try:
-                received = self._receive(sock)
+                received = self._receive(channel)
             except BlockingIOError:
                 break
             if received == 0:
@@ -80,18 +80,18 @@ class FrameReader:
             self._draining = True
             self._batches, self._batch = iter(()), []
 
-    def _receive(self, sock: socket.socket) -> int:
+    def _receive(self, channel: Channel) -> int:
         header = self._header
         if header is None:
-            return self._receive_head(sock)
+            return self._receive_head(channel)
         if self._draining:
-            return self._receive_drained(sock)
+            return self._receive_drained(channel)
         if header.kind == Kind.DATA:
-            return self._receive_data(sock, header)
-        return self._receive_body(sock, header)
+            return self._receive_data(channel, header)
+        return self._receive_body(channel, header)
 
-    def _receive_head(self, sock: socket.socket) -> int:
-        received = sock.recv_into(self._head[self._head_bytes :])
+    def _receive_head(self, channel: Channel) -> int:
+        received = channel.recv_into(self._head[self._head_bytes :])
         self._head_bytes += received
         if self._head_bytes == HEADER_BYTES:
             self._head_bytes = 0
@@ -112,15 +112,15 @@ class FrameReader:
         if not self._body:
             self._finish_control(header)
 
-    def _receive_drained(self, sock: socket.socket) -> int:
-        received = sock.recv_into(self._scratch[: min(self._left_bytes, _SCRATCH_BYTES)])
+    def _receive_drained(self, channel: Channel) -> int:
+        received = channel.recv_into(self._scratch[: min(self._left_bytes, _SCRATCH_BYTES)])
         self._left_bytes -= received
         if self._left_bytes == 0:
             self._header = None
         return received
 
-    def _receive_body(self, sock: socket.socket, header: Header) -> int:
-        received = sock.recv_into(memoryview(self._body)[-self._left_bytes :])
+    def _receive_body(self, channel: Channel, header: Header) -> int:
+        received = channel.recv_into(memoryview(self._body)[-self._left_bytes :])
         self._left_bytes -= received
         if self._left_bytes == 0:
             self._finish_control(header)
@@ -131,10 +131,10 @@ class FrameReader:
         check_body(header, self._body)
         self._sink.control(header, self._body)
 
-    def _receive_data(self, sock: socket.socket, header: Header) -> int:
+    def _receive_data(self, channel: Channel, header: Header) -> int:
         batch = self._batch or next(self._batches)
         self._batch = batch
-        received = sock.recvmsg_into(batch)[0]
+        received = channel.recvmsg_into(batch)
         if received == 0:
             return 0
         self._left_bytes -= received

@@ -20,6 +20,7 @@ from typing import Protocol
 from tollbridge.clock import Clock
 from tollbridge.errors import TransferError
 from tollbridge.transfer.base import Reason
+from tollbridge.transfer.channel import Tls, make_channel
 from tollbridge.transfer.connection import Connection, Side
 from tollbridge.transfer.handshake import Handshake
 from tollbridge.transfer.net import Waker, tune
@@ -50,11 +51,14 @@ class Owner(Side, Protocol):
 class Switchboard:
     """See the top of the file. Also the books' Wire."""
 
-    def __init__(self, owner: Owner, options: TransferOptions, clock: Clock, *, incarnation: int, name: str) -> None:
+    def __init__(
+        self, owner: Owner, options: TransferOptions, clock: Clock, *, tls: Tls | None, incarnation: int, name: str
+    ) -> None:
         self._owner = owner
         self._options = options
         self._clock = clock
         self._incarnation = incarnation
+        self._tls = tls
         self._selector = selectors.DefaultSelector()
         self._waker = Waker()
         self._tasks: deque[Callable[[], None]] = deque()
@@ -62,6 +66,7 @@ class Switchboard:
         self._stopping = False
         self._connections: dict[int, Connection] = {}
         self._dirty: set[int] = set()  # connections to flush at the end of this turn
+        self._unread: set[int] = set()  # connections whose channel holds received bytes: no selector reports them
         self._later: dict[int, float] = {}  # connections to flush at a time: the bandwidth cap holds them back
         self._next_number = 0
         self._tick_s = min(0.25, options.heartbeat_s / 4, options.progress_timeout_s / 8)
@@ -160,7 +165,7 @@ class Switchboard:
         tune(sock, self._options)
         connection = Connection(
             self.reserve() if number is None else number,
-            sock,
+            make_channel(sock, self._tls, accepting=not connecting),
             peer,
             handshake=handshake,
             incarnation=self._incarnation,
@@ -180,6 +185,7 @@ class Switchboard:
         if self._connections.pop(connection.number, None) is None:
             return
         self._dirty.discard(connection.number)
+        self._unread.discard(connection.number)
         self._later.pop(connection.number, None)
         if connection.interest:
             self._selector.unregister(connection.sock)
@@ -206,6 +212,8 @@ class Switchboard:
     def _turn(self) -> None:
         for key, mask in self._selector.select(self._timeout_s()):
             key.data(mask)
+        for connection in [self._connections[number] for number in self._unread]:
+            self._handle(connection, selectors.EVENT_READ)
         while self._tasks:
             self._tasks.popleft()()
         now_s = self._clock.monotonic()
@@ -219,7 +227,7 @@ class Switchboard:
             self._flush(self._dirty.pop())
 
     def _timeout_s(self) -> float | None:
-        if self._dirty or self._tasks:
+        if self._dirty or self._tasks or self._unread:
             return 0.0
         now_s = self._clock.monotonic()
         waits = [when_s - now_s for when_s in self._later.values()]
@@ -249,7 +257,7 @@ class Switchboard:
             return Verdict("failed", reason, f"{name} {what} within {options.handshake_timeout_s:g} s.")
         if not self._owner.busy(connection.number):
             connection.heard_s = now_s
-            return None
+            return Verdict("failed", Reason.PEER_LOST, "Its keys were used up.") if connection.channel.worn else None
         # a little before its transfers give up, so that the dead connection goes too and the next transfer dials anew
         limit_s = 0.9 * options.progress_timeout_s
         silent = now_s - connection.heard_s > limit_s
@@ -293,6 +301,7 @@ class Switchboard:
         """Tell the selector what this connection waits for."""
         if connection.number not in self._connections:
             return
+        (self._unread.add if connection.channel.buffered() else self._unread.discard)(connection.number)
         interest = selectors.EVENT_WRITE if connection.wants_write else 0
         if not connection.connecting:
             interest |= selectors.EVENT_READ

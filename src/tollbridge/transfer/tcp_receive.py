@@ -13,6 +13,7 @@ from functools import partial
 
 from tollbridge.clock import Clock, SystemClock
 from tollbridge.transfer.base import Fingerprint, KVMemory, LoadRequest, Reason, TransferEnd, TransferStatistics
+from tollbridge.transfer.channel import maybe_tls
 from tollbridge.transfer.compose import require_table
 from tollbridge.transfer.frames import Header, transfer_key
 from tollbridge.transfer.handshake import DialHandshake, Identity
@@ -89,7 +90,8 @@ class _ReceiveSide:
         self._pool: dict[Address, int] = {}  # one connection per peer; several streams would make this a list
         self._incarnations: dict[Address, bytes] = {}
         incarnation = self._identity.short
-        self.board = Switchboard(self, options, clock, incarnation=incarnation, name="kv-receive")
+        tls = maybe_tls(options.tls)
+        self.board = Switchboard(self, options, clock, tls=tls, incarnation=incarnation, name="kv-receive")
         self.book = ReceiveBook(
             memory, incarnation=incarnation, options=options, clock=clock, ledger=ledger, wire=self.board
         )

@@ -11,6 +11,7 @@ from functools import partial
 from tollbridge.clock import Clock, SystemClock
 from tollbridge.errors import StartupError
 from tollbridge.transfer.base import Fingerprint, KVMemory, Reason, TransferEnd, TransferStatistics
+from tollbridge.transfer.channel import maybe_tls
 from tollbridge.transfer.compose import compose, require_table
 from tollbridge.transfer.frames import HEADER_BYTES, Header, transfer_key
 from tollbridge.transfer.handshake import AcceptHandshake, Identity
@@ -109,10 +110,12 @@ class _SendSide:
         self._ledger = ledger
         self._identity = Identity(fingerprint=fingerprint, secret=options.secret or b"")
         self._bucket = TokenBucket(options.bandwidth_cap_bytes_per_s, clock.monotonic())
+        tls = maybe_tls(options.tls)
         self._listener = _listen(options)
         self.bound: tuple[str, int] = self._listener.getsockname()[:2]
         incarnation = self._identity.short
-        self.board = Switchboard(self, options, clock, incarnation=incarnation, name=f"kv-send-{self.bound[1]}")
+        name = f"kv-send-{self.bound[1]}"
+        self.board = Switchboard(self, options, clock, tls=tls, incarnation=incarnation, name=name)
         self.book = SendBook(
             memory, incarnation=incarnation, options=options, clock=clock, ledger=ledger, wire=self.board
         )

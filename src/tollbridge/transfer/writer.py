@@ -6,11 +6,11 @@ until its last byte is with the kernel; `detach` gives it back early by copying 
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tollbridge.transfer.channel import Channel
 from tollbridge.transfer.frames import NO_TRANSFER
 
 IOV_MAX = 1024  # buffers per system call (limits.h)
@@ -60,7 +60,7 @@ class FrameWriter:
         if self._transfer == transfer and self._buffers:
             self._buffers = [memoryview(b"".join(self._buffers))]
 
-    def write(self, sock: socket.socket, budget_bytes: int) -> int:
+    def write(self, channel: Channel, budget_bytes: int) -> int:
         """Send until the kernel is full, nothing is left, or `budget_bytes` are spent; return the bytes sent.
 
         Raises OSError when the connection is gone.
@@ -68,7 +68,7 @@ class FrameWriter:
         total = 0
         while total < budget_bytes and self._load():
             try:
-                sent = sock.sendmsg(self._buffers[:IOV_MAX])
+                sent = channel.sendmsg(self._buffers[:IOV_MAX])
             except BlockingIOError:
                 break
             total += sent

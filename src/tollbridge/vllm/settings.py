@@ -12,13 +12,14 @@ import msgspec
 from tollbridge.config.cluster import SecretConfig
 from tollbridge.config.secret import require_secret
 from tollbridge.errors import ConfigError
+from tollbridge.transfer.channel import TlsFiles
 from tollbridge.transfer.options import TransferOptions
 
 DEFAULT_PORT = 7801
 MAX_PORT = 65535
 
-_OURS = {"kv_host": str, "kv_port": int, "secret_env": str, "allow_untested_vllm": bool}
-_NOT_SETTABLE = {"secret", "bind_host", "bind_port"}  # they have names of their own here
+_OURS = {"kv_host": str, "kv_port": int, "secret_env": str, "allow_untested_vllm": bool, "tls": TlsFiles}
+_NOT_SETTABLE = {"secret", "bind_host", "bind_port", "tls"}  # they have names of their own here
 _TRANSFER = {option.name for option in fields(TransferOptions)} - _NOT_SETTABLE
 
 
@@ -30,12 +31,15 @@ class ConnectorSettings:
     kv_port: int  # of tensor parallel rank 0; rank r listens on kv_port + r
     secret: bytes = field(repr=False)
     allow_untested_vllm: bool
+    tls: TlsFiles | None
     transfer: Mapping[str, Any]
 
     def options(self, tp_rank: int) -> TransferOptions:
         """Return the transfer options of one worker process."""
         port = self.kv_port + tp_rank if self.kv_port else 0
-        return TransferOptions(secret=self.secret, bind_host=self.kv_host, bind_port=port, **self.transfer)
+        return TransferOptions(
+            secret=self.secret, tls=self.tls, bind_host=self.kv_host, bind_port=port, **self.transfer
+        )
 
 
 def read_settings(extra: Mapping[str, Any], environ: Mapping[str, str]) -> ConnectorSettings:
@@ -47,6 +51,7 @@ def read_settings(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Conne
         kv_port=extra.get("kv_port", DEFAULT_PORT),
         secret=require_secret(SecretConfig(env=extra.get("secret_env", "TOLLBRIDGE_SECRET")), environ),
         allow_untested_vllm=extra.get("allow_untested_vllm", False),
+        tls=msgspec.convert(extra["tls"], TlsFiles) if "tls" in extra else None,
         transfer={key: value for key, value in extra.items() if key in _TRANSFER},
     )
     if not 0 <= settings.kv_port <= MAX_PORT:

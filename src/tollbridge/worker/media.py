@@ -6,10 +6,13 @@ params from a stranger's, so it refuses them all, and serves locally.
 
 from __future__ import annotations
 
+import msgspec
+
 from tollbridge.config.address import Address, parse_address
 from tollbridge.config.cluster import ClusterConfig, TransferConfig, WorkerConfig
 from tollbridge.errors import ConfigError
 from tollbridge.transfer.base import Fingerprint, KVMemory, KVReceiver, KVSender, TransferStatistics
+from tollbridge.transfer.channel import TlsFiles
 from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.tcp import TcpReceiver, TcpSender
 
@@ -49,10 +52,11 @@ def maybe_media(cluster: ClusterConfig, worker: WorkerConfig, secret: bytes | No
     _refuse_unsupported(cluster.transfer)
     if not secret:
         return None
-    address = parse_address(worker.kv)
+    address, tls = parse_address(worker.kv), cluster.transfer.tls
     return Media(
         TransferOptions(
             secret=secret,
+            tls=TlsFiles(**msgspec.structs.asdict(tls)) if tls else None,
             bind_host=address.host,
             bind_port=address.port,
             bandwidth_cap_bytes_per_s=cluster.transfer.bandwidth_cap,
@@ -66,5 +70,3 @@ def _refuse_unsupported(transfer: TransferConfig) -> None:
     for name in ("streams", "ring_mib"):
         if getattr(transfer, name) != "auto":
             raise ConfigError(f"transfer.{name} {getattr(transfer, name)} is not supported yet: leave it at auto.")
-    if transfer.tls is not None:
-        raise ConfigError("transfer.tls is not supported yet: leave it out, on a network that you trust.")
