@@ -51,7 +51,7 @@ def new_id() -> str:
 def tls_files() -> tuple[TlsFiles, TlsFiles]:
     """Return the files of a prefill and a decode worker, made once."""
     folder, ca = Path(tempfile.mkdtemp(prefix="tollbridge-test-")), trustme.CA()
-    atexit.register(shutil.rmtree, folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return make_tls(folder, "p0", ca), make_tls(folder, "d0", ca)
 
 

@@ -203,14 +203,16 @@ class TlsChannel:
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
             self.held = isinstance(error, ssl.SSLWantReadError)
             raise BlockingIOError from None
-        except (ssl.SSLError, ConnectionError) as error:
+        except ssl.SSLEOFError:
+            raise ConnectionResetError("the peer closed the connection") from None
+        except ssl.SSLError as error:
             raise self._died(error) from None
         self._secured = True
         self.held = False
 
-    def _died(self, error: OSError) -> HandshakeError | IntegrityError:
+    def _died(self, error: ssl.SSLError) -> HandshakeError | IntegrityError:
         """Return what a TLS error means. A peer that rejects our certificate says so after its own handshake."""
-        why = getattr(error, "reason", None) or str(error)
+        why = error.reason or str(error)
         was_secured, self._secured, self._is_dead = self._secured, False, True
         if was_secured and "ALERT" not in why:
             return IntegrityError(f"TLS found that bytes were changed on their way ({why}).")
