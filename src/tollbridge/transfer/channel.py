@@ -18,6 +18,7 @@ import hashlib
 import socket
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -152,6 +153,10 @@ class TlsChannel:
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
             self.held = isinstance(error, ssl.SSLWantReadError)
             raise BlockingIOError from None
+        except (ssl.SSLEOFError, ConnectionError):
+            with suppress(BlockingIOError):
+                self.recv_into(memoryview(bytearray(1)))  # its last word, an alert, says more than a broken pipe
+            raise ConnectionResetError("the peer closed the connection") from None
         except ssl.SSLError as error:
             raise self._died(error) from None
         self._num_bytes += sent
@@ -163,6 +168,8 @@ class TlsChannel:
             received = self._wrapped().recv_into(buffer)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise BlockingIOError from None
+        except ssl.SSLEOFError:
+            raise ConnectionResetError("the peer closed the connection") from None
         except ssl.SSLError as error:
             raise self._died(error) from None
         self._num_bytes += received
