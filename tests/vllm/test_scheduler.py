@@ -121,6 +121,14 @@ class TestPrefill:
         side.finished(ended(vllm_request))
         assert step(side).send_cancels
 
+    def test_preempted_and_then_aborted(self, side: SchedulerSide) -> None:
+        """vLLM has freed the blocks, and names the preemption only after the end of the request."""
+        vllm_request = request("p", kv_params("prefill"), num_tokens=4)
+        side.queued(vllm_request)
+        step(side, new=[("p", 0, 4, [1])])
+        side.finished(ended(vllm_request, "FINISHED_ABORTED"))
+        assert step(side, preempted=["p", "stranger"]).rewinds == ["p"]
+
     def test_an_id_is_used_once(self, side: SchedulerSide) -> None:
         first, second = (request(name, kv_params("prefill")) for name in ("p", "q"))
         side.queued(first)

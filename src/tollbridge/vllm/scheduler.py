@@ -110,10 +110,7 @@ class SchedulerSide:
     def step(self, output: Any) -> StepOrders:
         """Return the orders of the step that `output` (vLLM's SchedulerOutput) describes."""
         for request_id in output.preempted_req_ids or ():
-            send = self._sends.get(request_id)
-            if send is not None:
-                send.end_token, send.block_table = 0, []
-                self._orders.rewinds.append(request_id)
+            self._preempt(request_id)
         if self._sends:
             self._add_chunks(output)
         orders, self._orders = self._orders, StepOrders()
@@ -202,6 +199,17 @@ class SchedulerSide:
     def _settle(self, load: Load) -> None:
         load.settled = True
         self._leaders.pop(load.leg.params.transfer_id, None)
+
+    def _preempt(self, request_id: str) -> None:
+        """Take back what was published: the blocks are free, and may be written in this very step.
+
+        Also when the request has ended in between: a cancellation is only posted to the sender, a rewind waits for it.
+        """
+        send = self._sends.get(request_id)
+        if send is not None:
+            send.end_token, send.block_table = 0, []
+        if send is not None or request_id in self._closed:
+            self._orders.rewinds.append(request_id)
 
     def _add_chunks(self, output: Any) -> None:
         for new in output.scheduled_new_reqs:
