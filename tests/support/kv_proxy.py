@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -126,6 +127,22 @@ def truncate(nth: int, keep_bytes: int) -> Fault:
         raise CutError(frame.data[:keep_bytes])
 
     return _nth_data(nth, spoil)
+
+
+def shorten(nth: int, lost_bytes: int) -> Fault:
+    """Lose the last bytes of the nth DATA frame; the stream goes on behind it."""
+    return _nth_data(nth, lambda frame: [frame.data[:-lost_bytes]])
+
+
+def slow(frame_s: float) -> Fault:
+    """Take `frame_s` for every DATA frame."""
+
+    def delay(frame: Frame) -> list[bytes]:
+        if frame.is_data:
+            time.sleep(frame_s)
+        return [frame.data]
+
+    return delay
 
 
 def _nth_data(nth: int, spoil: Fault) -> Fault:
