@@ -109,10 +109,20 @@ def test_without_a_near_key_the_valid_ones_are_listed(cluster_file: Path) -> Non
         ("model: a\nmodel: b", "cluster.yaml is not valid YAML: a key is written twice (line 1, column 1)."),
         ("router: [", "cluster.yaml is not valid YAML: expected the node content, but found '<stream end>'"),
         ("- 1", "cluster.yaml must hold a mapping of keys to values, such as `model: smollm2`."),
+        ("router: &r {tls: *r}", "cluster.yaml is not valid YAML: found unconstructable recursive node"),
+        ("workers: !!set {a, b}", "cluster.yaml is not valid YAML: could not determine a constructor for the tag"),
+        ("workers: " + "[" * 3000 + "]" * 3000, "cluster.yaml is nested too deeply"),
+        ("workers: [{<<: {name: a}, host: b, host: c}]", "cluster.yaml is not valid YAML: a key is written twice"),
     ],
 )
 def test_what_is_no_cluster_file(cluster_file: Path, text: str, sentence: str) -> None:
     assert refusal(cluster_file, text).startswith(sentence)
+
+
+def test_a_merged_mapping_may_be_overridden(cluster_file: Path) -> None:
+    cluster_file.write_text("workers:\n- &first {name: a, host: one, cores: [0]}\n- {<<: *first, name: b}\n")
+    workers = load(cluster_file, environ={}).cluster.workers
+    assert [(worker.name, worker.host, worker.cores) for worker in workers] == [("a", "one", [0]), ("b", "one", [0])]
 
 
 def test_unreadable_files(cluster_file: Path, tmp_path: Path) -> None:

@@ -81,6 +81,8 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not UTF-8 text: write the cluster file in YAML.") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {_where(error)}.") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is nested too deeply: a cluster file has four levels.") from None
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold a mapping of keys to values, such as `model: smollm2`.")
@@ -96,13 +98,29 @@ def variables() -> dict[str, str]:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice, which YAML forbids and PyYAML lets pass."""
+    """SafeLoader that refuses a key written twice, which YAML forbids and PyYAML lets pass, and what JSON lacks.
+
+    A merged mapping (`<<: *other`) may be overridden. Deep construction refuses an alias inside of what it names.
+    """
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.deep_construct = True
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]  # before super() merges
         mapping = super().construct_mapping(node, deep=deep)
-        if len(mapping) < len(node.value):
+        if len({self.construct_object(key, deep=True) for key in keys}) < len(keys):
             raise yaml.constructor.ConstructorError(None, None, "a key is written twice", node.start_mark)
         return mapping
+
+
+def _refuse(loader: yaml.SafeLoader, node: yaml.Node) -> None:
+    loader.construct_undefined(node)
+
+
+for _tag in ("set", "omap", "pairs"):
+    _StrictLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _refuse)
 
 
 def _where(error: yaml.YAMLError) -> str:
