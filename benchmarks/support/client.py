@@ -42,13 +42,16 @@ class Stream:
 async def stream(
     session: aiohttp.ClientSession, url: str, body: dict[str, object], *, policy: str | None = None,
     into: Stream | None = None,
+    headers: dict[str, str] | None = None,
 ) -> Stream:  # fmt: skip
     """Send one streaming completion and record each token's arrival; errors end up in `error`."""
     result = into or Stream()
-    headers = {"x-tollbridge-policy": policy} if policy else {}
+    all_headers = {**({"x-tollbridge-policy": policy} if policy else {}), **(headers or {})}
     result.sent_s = time.monotonic()
     try:
-        async with session.post(url + "/v1/completions", json={**body, "stream": True}, headers=headers) as response:
+        async with session.post(
+            url + "/v1/completions", json={**body, "stream": True}, headers=all_headers
+        ) as response:
             result.decision = json.loads(response.headers.get("x-tollbridge-decision", "{}"))
             if response.status != 200:
                 result.error = (await response.text())[:300]
