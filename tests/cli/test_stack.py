@@ -155,6 +155,11 @@ def test_workers_that_up_cannot_start(worker: WorkerConfig, sentence: str) -> No
         check_startable(ClusterConfig(workers=[worker]))
 
 
+def test_a_policy_that_the_router_would_refuse() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'split'"):
+        check_startable(ClusterConfig(router=RouterConfig(policy="splitt")))
+
+
 async def _enter(stack: AbstractAsyncContextManager[Stack]) -> None:
     async with stack:
         pass

@@ -17,6 +17,9 @@ import pytest
 
 from tests.support.processes import wait_gone
 from tollbridge.cli.client import Answer, RouterClient
+from tollbridge.cli.up import check_port_free
+from tollbridge.config.cluster import RouterConfig
+from tollbridge.errors import StartupError
 
 pytestmark = pytest.mark.timeout(240)
 CLUSTER = """
@@ -120,6 +123,11 @@ def test_a_port_in_use_is_told_before_anything_starts(cluster_file: Path, enviro
         f"tollbridge: the router cannot listen on 127.0.0.1 port {port} (Address already in use): "
         "choose another port with --port, or --port 0 for any free one.\n"
     )
+
+
+def test_a_host_that_does_not_exist_is_told_in_words() -> None:
+    with pytest.raises(StartupError, match=r"cannot listen on not a host port 0 \((?!Unknown error)"):
+        check_port_free(RouterConfig(host="not a host", port=0))
 
 
 def test_a_worker_that_cannot_start_is_told(cluster_file: Path, environ: dict[str, str]) -> None:

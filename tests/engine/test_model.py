@@ -35,6 +35,11 @@ def test_what_is_known_of_a_model(tiny_model_dir: Path) -> None:
     assert not loaded.module.training
 
 
+def test_a_device_that_does_not_exist(tiny_model_dir: Path) -> None:
+    with pytest.raises(StartupError, match=r"^The device 'potato' cannot be used: .*\. Set engine\.device to cpu"):
+        load_model(tiny_model_dir, name="tiny", device="potato")
+
+
 def test_dtype_applies_to_the_weights(tiny_model_dir: Path) -> None:
     loaded = load_model(tiny_model_dir, name="tiny", dtype="bfloat16")
     assert {parameter.dtype for parameter in loaded.module.parameters()} == {torch.bfloat16}

@@ -25,6 +25,7 @@ from tollbridge.config.cluster import ClusterConfig, SecretConfig, WorkerConfig
 from tollbridge.config.load import variables
 from tollbridge.config.show import dump
 from tollbridge.errors import ConfigError, TollbridgeError
+from tollbridge.policy import registry
 from tollbridge.wire.ready import Ready
 from tollbridge.worker.supervisor import ManagedProcess, OnLine, ProcessSpec, ProcessStatistics
 
@@ -185,7 +186,8 @@ async def running_stack(
 
 
 def check_startable(cluster: ClusterConfig) -> None:
-    """Raise ConfigError for a worker that this machine cannot start."""
+    """Raise ConfigError for a worker that this machine cannot start, or a policy that the router would refuse."""
+    registry.find(cluster.router.policy)  # now, not after the workers have loaded the model
     for index, worker in enumerate(cluster.workers):
         if worker.engine != "embedded":
             raise ConfigError(f"workers[{index}].engine is {worker.engine}: `up` starts embedded workers only.")

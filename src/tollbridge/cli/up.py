@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import sys
 from contextlib import AsyncExitStack, suppress
@@ -82,7 +81,7 @@ def check_port_free(router: RouterConfig) -> None:
             probe.bind((router.host, router.port))
         except OSError as error:
             raise StartupError(
-                f"the router cannot listen on {router.host} port {router.port} ({os.strerror(error.errno or 0)}): "
+                f"the router cannot listen on {router.host} port {router.port} ({error.strerror or error}): "
                 "choose another port with --port, or --port 0 for any free one."
             ) from None
 

@@ -51,7 +51,7 @@ def load_model(folder: Path, *, name: str, dtype: str = "auto", device: str = "c
 
     Raises UnsupportedError naming the feature when the engine cannot serve it, StartupError when it cannot be read.
     """
-    target = torch.device(device)
+    target = _device(device)
     number_format = resolve_dtype(dtype, target)
     config = _read_config(folder, name)
     refuse_unsupported(config, name)
@@ -72,6 +72,17 @@ def load_model(folder: Path, *, name: str, dtype: str = "auto", device: str = "c
         max_positions=config.max_position_embeddings,
         eos_token_ids=_eos_token_ids(module),
     )
+
+
+def _device(name: str) -> torch.device:
+    """Return the device called `name`; StartupError when torch knows of none, or this machine has none."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise StartupError(f"The device {name!r} cannot be used: {reason}. Set engine.device to cpu or cuda.") from None
+    return device
 
 
 def refuse_unsupported(config: Any, name: str) -> None:
