@@ -24,6 +24,7 @@ from benchmarks import claims
 from benchmarks.support.result import Claim, ClaimResult, Report, make_report, simple_table
 
 EXIT_HOLDS, EXIT_FAILS, EXIT_USAGE = 0, 1, 2
+WIDTH = 140  # of a table that goes into a file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     result = find(options.claim).run(options.quick)
     report = make_report(options.claim, result, quick=options.quick)
-    show(report, result, Console())
+    show(report, result, Console(width=None if sys.stdout.isatty() else WIDTH))
     print(msgspec.json.encode(report).decode(), flush=True)
     return EXIT_HOLDS if report.holds else EXIT_FAILS
 

@@ -68,3 +68,8 @@ def simple_table(name: str, result: ClaimResult) -> Table:
 
 def _text(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def unavailable(sentence: str) -> ClaimResult:
+    """Return the result of a claim that this machine cannot test: it does not hold, and the sentence says why."""
+    return ClaimResult(holds=False, figures={"not_measured": sentence}, bounds={"not_measured": "absent"})
