@@ -135,7 +135,9 @@ async def test_kill_makes_a_slow_stop_short() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
 def test_kill_9_of_the_parent_leaves_nothing(stub_folder: Path) -> None:
-    with subprocess.Popen([sys.executable, "-m", "tests.cli.test_stack"], cwd=ROOT, stdout=subprocess.PIPE) as parent:
+    argv = [sys.executable, "-m", "tests.cli.test_stack"]
+    environ = {**os.environ, "TMPDIR": str(stub_folder)}  # nobody is left to remove the stack's private folder
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, env=environ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"up\n"
         parent.kill()

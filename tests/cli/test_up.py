@@ -84,13 +84,13 @@ def test_serve_both_ways_chat_and_ctrl_c(cluster_file: Path, environ: dict[str, 
         )  # fmt: skip
         pids = children(up)
         up.send_signal(signal.SIGINT)
-        assert up.wait(60) == 130
+        assert up.wait(60) == 130, cluster_file.with_suffix(".log").read_text()
     split, local = answers["split"].record, answers["local"].record
     assert split is not None
     assert local is not None
-    assert (split.decision.choice, split.happened.split_verified) == ("split", True)
-    assert (local.decision.choice, local.happened.prefill_report) == ("local", None)
-    assert b"[split on p0 -> d0; first token after" in chat.stderr
+    assert (split.decision.choice, split.happened.split_verified) == ("split", True), split
+    assert (local.decision.choice, local.happened.prefill_report) == ("local", None), local
+    assert b"[split on p0 -> d0; first token after" in chat.stderr, chat.stderr
     assert set(pids) == {"p0", "d0", "router"}
     for pid in pids.values():
         wait_gone(pid)
@@ -100,7 +100,7 @@ def test_a_worker_that_is_killed_takes_everything_down(cluster_file: Path, envir
     with running_up(cluster_file, environ) as (up, _):
         pids = children(up)
         os.kill(pids["d0"], signal.SIGKILL)
-        assert up.wait(60) == 1
+        assert up.wait(60) == 1, cluster_file.with_suffix(".log").read_text()
     for pid in pids.values():
         wait_gone(pid)
     assert "tollbridge: d0 was ended by signal 9 (Killed)" in cluster_file.with_suffix(".log").read_text()
