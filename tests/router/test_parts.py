@@ -42,6 +42,11 @@ def test_verify_split(told: WorkerReport | None, verified: bool, reason: str) ->
     assert bool(verdict.why) is not verified
 
 
+def test_the_workers_sentence_ends_with_one_full_stop() -> None:
+    told = report(100, 0, 0, outcome="failed", reason="peer_lost", detail="The peer went away.")
+    assert verify_split(told).why.endswith("computed the rest: The peer went away.")
+
+
 def record(name: str) -> DecisionRecord:
     decision = Decision(id=name, policy="local", choice="local", decode="d", reason="policy", why="")
     return DecisionRecord(at=0.0, decision=decision, happened=Happened())
