@@ -30,4 +30,5 @@ def verify_split(report: WorkerReport | None) -> Verdict:
         return Verdict(False, "no_transfer", f"{why}; it opened no transfer.")
     if transfer.outcome == "done":
         return Verdict(False, "partial", f"{why}.")
-    return Verdict(False, transfer.reason or transfer.outcome, f"{why}: {(transfer.detail or transfer.reason).rstrip('.')}.")
+    detail = (transfer.detail or transfer.reason).rstrip(".")
+    return Verdict(False, transfer.reason or transfer.outcome, f"{why}: {detail}.")
