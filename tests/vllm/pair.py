@@ -102,12 +102,13 @@ class Server:
         raise AssertionError(f"{self.name} did not start; its log ends with:\n{self.log.read_text()[-3000:]}")
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """End the whole process group: vLLM's engine and workers outlive a killed server for a while."""
+        """Signal the server, then end what is left of its process group: engine and workers outlive a killed server."""
         if self.process is None:
             return
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(self.process.pid, number)
-            self.process.wait(20)
+            os.kill(self.process.pid, number)
+            if number != signal.SIGKILL:
+                self.process.wait(20)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
