@@ -41,6 +41,24 @@ print(json.dumps([code, [name for name in {HEAVY!r} if name in sys.modules]]))
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before_s < MAX_HELP_CPU_S
 
 
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (["up"], "when any process ends, all do"),
+        (["chat"], "is read from TOLLBRIDGE_API_KEY"),
+        (["demo"], "unless the split is verified"),
+        (["router"], "the cluster secret of the workers"),
+        (["worker"], "takes part in no split"),
+        (["model", "pull"], "by default ~/.cache/tollbridge"),
+    ],
+)
+def test_the_help_of_a_command_tells_more(tokens: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([*tokens, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert words in shown
+    assert "[default: False]" not in shown
+
+
 @pytest.mark.parametrize("module", ["up", "chat", "demo", "router", "worker", "model", "stack", "prepare"])
 def test_no_command_needs_torch_to_be_imported(module: str) -> None:
     script = f"import sys, tollbridge.cli.{module}; print('torch' in sys.modules, 'transformers' in sys.modules)"

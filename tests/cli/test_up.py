@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.processes import wait_gone
 from tollbridge.cli.client import Answer, RouterClient
-from tollbridge.cli.up import check_port_free
+from tollbridge.cli.up import check_port_free, program
 from tollbridge.config.cluster import RouterConfig
 from tollbridge.errors import StartupError
 
@@ -60,6 +60,19 @@ def running_up(cluster_file: Path, environ: dict[str, str]) -> Iterator[tuple[su
             yield up, line.split()[-1]
         finally:
             up.kill()
+
+
+def test_the_command_to_paste_is_one_that_a_shell_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "a folder" / "tollbridge"
+    script.parent.mkdir()
+    script.touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [str(script), "up"])
+    assert program() == f"'{script}'"
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert program() == "tollbridge"
+    monkeypatch.setattr(sys, "argv", ["/lib/tollbridge/__main__.py", "up"])
+    assert program() == "tollbridge"
 
 
 def children(process: subprocess.Popen[str]) -> dict[str, int]:
@@ -111,6 +124,7 @@ def test_the_demo_verifies_its_split(cluster_file: Path, environ: dict[str, str]
     assert done.returncode == 0, done.stderr
     assert "The split is verified" in " ".join(done.stdout.split())
     assert "KV payload shipped" in done.stdout
+    assert "The answers differ because the prompts do" in done.stdout
 
 
 def test_a_port_in_use_is_told_before_anything_starts(cluster_file: Path, environ: dict[str, str]) -> None:

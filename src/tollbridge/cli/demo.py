@@ -27,6 +27,10 @@ from tollbridge.errors import TollbridgeError
 MAX_TOKENS = 64
 PATHS = ("split", "local")
 _NONE = "-"
+REMARK = (
+    "The answers differ because the prompts do, in their first sentence: so neither finds the other's KV cached.\n"
+    "Router and workers are stopped again; `up` leaves them running."
+)
 
 
 class DemoError(TollbridgeError):
@@ -57,6 +61,7 @@ async def _show(cluster: ClusterConfig, secret: bytes, interrupts: Interrupts) -
     console.print(f"Split because: {_why(answers['split'])}\nLocal because: {_why(answers['local'])}", highlight=False)
     check(answers["split"])
     console.print("[green]The split is verified: the decode worker loaded over the wire every token of KV it lacked.")
+    console.print(REMARK, highlight=False)
     return 0
 
 

@@ -27,13 +27,27 @@ app = App(
 )
 model = App(name="model", help="Fetch models.")
 
-app.command("tollbridge.cli.up:up", name="up", help="Run router and workers on this machine.")
-app.command("tollbridge.cli.chat:chat", name="chat", help="Chat with a running router.")
-app.command("tollbridge.cli.demo:demo", name="demo", help="Show one request split and one served locally.")
-app.command("tollbridge.cli.router:router", name="router", help="Run the router in the foreground.")
-app.command("tollbridge.cli.worker:worker", name="worker", help="Run one worker in the foreground.")
+# The first paragraph is for `tollbridge --help`, all of it for the command's own, where it hides the docstring.
+_HELP = {
+    "up": "Run router and workers on this machine.\n\n"
+    "Without a cluster file: one prefill and one decode worker. The default model is fetched if it is missing. "
+    "Ctrl-C stops everything; when any process ends, all do.",
+    "chat": "Chat with a running router.\n\nThe API key, where the router wants one, is read from TOLLBRIDGE_API_KEY.",
+    "demo": "Show one request split and one served locally.\n\n"
+    "It starts a cluster of its own and stops it again. Exit code 1 unless the split is verified.",
+    "router": "Run the router in the foreground.\n\n"
+    "It prints one JSON line once it serves. It needs the cluster secret of the workers (TOLLBRIDGE_SECRET).",
+    "worker": "Run one worker in the foreground.\n\n"
+    "It prints one JSON line once it serves. It needs the cluster secret (TOLLBRIDGE_SECRET); on loopback it does "
+    "without, and then takes part in no split.",
+    "pull": "Fetch a model into the cache, once.\n\n"
+    "`up` and `demo` do this by themselves. The cache is TOLLBRIDGE_HOME, by default ~/.cache/tollbridge.",
+}
+
+for _name in ("up", "chat", "demo", "router", "worker"):
+    app.command(f"tollbridge.cli.{_name}:{_name}", name=_name, help=_HELP[_name])
 app.command(model)
-model.command("tollbridge.cli.model:pull", name="pull", help="Fetch a model into the cache, once.")
+model.command("tollbridge.cli.model:pull", name="pull", help=_HELP["pull"])
 
 
 def main() -> None:

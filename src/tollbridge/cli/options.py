@@ -13,7 +13,10 @@ ConfigFile = Annotated[
     Path | None, Parameter(name="--config", help="The cluster file; by default ./tollbridge.yaml where it exists.")
 ]
 PrintConfig = Annotated[
-    bool, Parameter(negative=(), help="Print the configuration and where each value came from, then exit.")
+    bool,
+    Parameter(
+        negative=(), show_default=False, help="Print the configuration and where each value came from, then exit."
+    ),
 ]
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shlex
+import shutil
 import socket
 import sys
 from contextlib import AsyncExitStack, suppress
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -29,7 +33,7 @@ def up(
     config: ConfigFile = None,
     model: Annotated[str | None, Parameter(help="smollm2, tiny (random weights), a folder, or a hub id.")] = None,
     port: Annotated[int | None, Parameter(help="The router's port; 0 chooses a free one.")] = None,
-    logs: Annotated[bool, Parameter(negative=(), help="Show what router and workers log.")] = False,
+    logs: Annotated[bool, Parameter(negative=(), show_default=False, help="Show what router and workers log.")] = False,
     print_config: PrintConfig = False,
 ) -> int:
     """Run router and workers on this machine until Ctrl-C. Without a cluster file: one prefill and one decode worker.
@@ -68,8 +72,17 @@ def invitation(stack: Stack) -> str:
     return (
         f"Tollbridge is at {stack.url}/v1\n"
         f"  curl -N {stack.url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{json.dumps(body)}'\n"
-        f"  tollbridge chat --url {stack.url}"
+        f"  {program()} chat --url {stack.url}"
     )
+
+
+def program() -> str:
+    """Return how to call this program: by the path it was called by, unless a shell finds it by its name."""
+    called = Path(sys.argv[0])
+    found = shutil.which("tollbridge")
+    if called.name != "tollbridge" or (found and called.exists() and os.path.samefile(found, called)):
+        return "tollbridge"
+    return shlex.quote(sys.argv[0])
 
 
 def check_port_free(router: RouterConfig) -> None:
