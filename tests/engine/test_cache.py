@@ -40,7 +40,7 @@ def test_views_are_the_tokens_in_order(data: st.DataObject, table: list[int], la
 
     both = torch.stack((key, value), dim=1)[first : first + count]  # [count, 2, HEADS, DIM]: K then V of each token
     assert got == both.contiguous().view(torch.uint8).numpy().tobytes()
-    assert len(got) == count * cache.token_bytes
+    assert len(got) == count * cache.granule_bytes
 
 
 @given(table=tables)

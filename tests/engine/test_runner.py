@@ -45,7 +45,7 @@ def test_layers_are_reported_in_order_when_readable(tiny_model_dir: Path) -> Non
         there = [all(bytes(view) != nan[: len(view)] for view in each) for each in views]
         seen.append((layer, there))
 
-    nan = torch.full((20 * bench.cache.token_bytes // 4,), float("nan")).numpy().tobytes()
+    nan = torch.full((20 * bench.cache.granule_bytes // 4,), float("nan")).numpy().tobytes()
     run(bench, chunk(list(range(20)), table=(9, 4)), on_layer=on_layer)
     layers = range(bench.model.num_layers)
     assert seen == [(layer, [each <= layer for each in layers]) for layer in layers]
@@ -103,7 +103,7 @@ def test_bfloat16(tiny_model_dir: Path) -> None:
     logits = run(bench, chunk(list(range(3, 30))), chunk([4], table=(1,)))
     assert logits.dtype == torch.float32
     assert logits.isfinite().all()
-    assert bench.cache.token_bytes == 2 * 2 * 16 * 2
+    assert bench.cache.granule_bytes == 2 * 2 * 16 * 2
 
 
 def test_statistics(tiny_model_dir: Path) -> None:

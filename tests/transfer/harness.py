@@ -58,11 +58,18 @@ def tls_files() -> tuple[TlsFiles, TlsFiles]:
 class Cache:
     """A paged KV cache of random bytes, with what a test wants to know about it."""
 
-    def __init__(self, num_blocks: int, block_size: int, *, seed: int, token_bytes: int = TOKEN_BYTES) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, *, seed: int, token_bytes: int = TOKEN_BYTES, granule: int = 1
+    ) -> None:
         size = NUM_LAYERS * num_blocks * block_size * token_bytes
         self.array = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
         self.memory = BufferMemory(
-            self.array, num_layers=NUM_LAYERS, num_blocks=num_blocks, block_size=block_size, token_bytes=token_bytes
+            self.array,
+            num_layers=NUM_LAYERS,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            token_bytes=token_bytes,
+            granule=granule,
         )
         self.slots = self.array.reshape(NUM_LAYERS, num_blocks * block_size, token_bytes)
 
@@ -171,21 +178,27 @@ def make_pair(
     receive_block_size: int = 16,
     num_blocks: int = 64,
     token_bytes: int = TOKEN_BYTES,
+    granule: int = 1,
 ) -> Pair:
     options = options or TransferOptions()
-    send_cache = Cache(num_blocks, send_block_size, seed=1, token_bytes=token_bytes)
-    receive_cache = Cache(num_blocks, receive_block_size, seed=2, token_bytes=token_bytes)
+    send_cache = Cache(num_blocks, send_block_size, seed=1, token_bytes=token_bytes, granule=granule)
+    receive_cache = Cache(num_blocks, receive_block_size, seed=2, token_bytes=token_bytes, granule=granule)
     send_print = msgspec.structs.replace(FINGERPRINT, block_size=send_block_size)
     receive_print = msgspec.structs.replace(receive_fingerprint, block_size=receive_block_size)
     sender: KVSender
     receiver: KVReceiver
+    receive_options = receive_options or options
+    medium, _, streams = medium.partition("-")
+    if streams:
+        options = replace(options, streams=int(streams))
+        receive_options = replace(receive_options, streams=int(streams))
     if medium == "tls":
         send_files, receive_files = tls_files()
-        receive_options = replace(receive_options or options, tls=receive_files)
+        receive_options = replace(receive_options, tls=receive_files)
         options = replace(options, tls=send_files)
     if medium in ("tcp", "tls"):
         sender = TcpSender(send_cache.memory, send_print, options)
-        receiver = TcpReceiver(receive_cache.memory, receive_print, receive_options or options)
+        receiver = TcpReceiver(receive_cache.memory, receive_print, receive_options)
     else:
         network = LoopbackNetwork(options)
         sender = network.sender(send_cache.memory, send_print)

@@ -29,7 +29,8 @@ def test_a_seed_reproduces_a_run() -> None:
 def test_planted_bugs_are_found(name: str) -> None:
     plant, complaint = PLANTED[name]
     with plant(), pytest.raises(AssertionError, match=complaint):
-        Simulation(3, wanted=2).run(1000)
+        for seed in range(1, 9):  # some bugs need a rare moment, which not every seed brings about
+            Simulation(seed, wanted=2).run(400)
 
 
 def test_every_fault_has_its_scenes() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tollbridge.config.cluster import ClusterConfig, TlsConfig, TransferConfig, WorkerConfig
 from tollbridge.errors import ConfigError
 from tollbridge.transfer.base import Fingerprint
+from tollbridge.transfer.memory import HostMemory
 from tollbridge.worker.media import maybe_media
 
 WORKER = WorkerConfig(name="w")
@@ -18,10 +19,10 @@ FINGERPRINT = Fingerprint(
 )
 
 
-class NoMemory:
+class NoMemory(HostMemory):
     num_layers = num_blocks = 1
     block_size = 16
-    token_bytes = 8
+    granule_bytes = 8
 
     def views(self, *_: Any) -> list[memoryview]:
         return []

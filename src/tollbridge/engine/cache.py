@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from tollbridge.errors import UnsupportedError
+from tollbridge.transfer.memory import HostMemory
 
 LAYOUT = "token-major:k,v"
 
@@ -49,7 +50,7 @@ class KVCacheStatistics:
     num_bytes: int
 
 
-class PagedKVCache:
+class PagedKVCache(HostMemory):
     """KV of all layers in fixed blocks. Implements `transfer.base.KVMemory` on a CPU."""
 
     def __init__(self, shape: KVShape, *, num_blocks: int, device: torch.device) -> None:
@@ -58,7 +59,7 @@ class PagedKVCache:
         self.num_layers = shape.num_layers
         self.num_blocks = num_blocks
         self.block_size = shape.block_size
-        self.token_bytes = shape.token_bytes
+        self.granule_bytes = shape.token_bytes
         # [num_layers, num_slots, 2, num_kv_heads, head_dim]; slot = block * block_size + token within the block
         self.tensor = torch.empty(
             (shape.num_layers, num_blocks * shape.block_size, 2, shape.num_kv_heads, shape.head_dim),
@@ -98,8 +99,8 @@ class PagedKVCache:
 
     def _slot_bytes(self, layer: int, slot: int, num_slots: int) -> memoryview:
         assert self._bytes is not None
-        start = (layer * self.num_blocks * self.block_size + slot) * self.token_bytes
-        return self._bytes[start : start + num_slots * self.token_bytes]
+        start = (layer * self.num_blocks * self.block_size + slot) * self.granule_bytes
+        return self._bytes[start : start + num_slots * self.granule_bytes]
 
     def _check_range(self, layer: int, block_table: Sequence[int], first_token: int, num_tokens: int) -> None:
         if not 0 <= layer < self.num_layers:

@@ -26,6 +26,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from tollbridge.transfer.stage import Fence, Stage
 from tollbridge.wire.params import TransferReport
 
 TransferEnd = TransferReport  # an end is what the report says; one struct serves the engine, the wire and the router
@@ -63,22 +64,26 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class KVMemory(Protocol):
-    """The paged KV memory of one process, as bytes.
+    """The paged KV memory of one process: its geometry, and the way between it and a socket.
 
-    Logical token t of a sequence lives in block `block_table[t // block_size]`, slot `t % block_size`; in each layer a
-    token is `token_bytes` contiguous bytes (K then V), a block is `block_size` tokens, contiguous.
+    Logical token t of a sequence lives in block `block_table[t // block_size]`. A *granule* is the smallest run of
+    tokens that is a run of bytes: one token where a block is ordered by token, a whole block where it is not. It
+    divides `block_size`. Ranges to load begin on a granule's edge, frames carry whole granules, and the partly filled
+    last granule of a range ships whole, once all of the range is published.
     """
 
     num_layers: int
     num_blocks: int
     block_size: int  # tokens
-    token_bytes: int  # of one token in one layer
+    granule: int  # tokens
+    granule_bytes: int  # of one granule in one layer
 
-    def views(self, layer: int, block_table: Sequence[int], first_token: int, num_tokens: int) -> list[memoryview]:
-        """Return writable byte views of tokens [first_token, first_token + num_tokens), in order.
+    def fence(self) -> Fence:
+        """Return a fence behind all that the calling thread has issued to this memory so far. Cheap, never blocks."""
+        ...
 
-        Neighbouring blocks are merged into one view. The views alias the cache: no copy.
-        """
+    def stage(self, *, max_payload_bytes: int, ring_bytes: int) -> Stage:
+        """Return a way between this memory and sockets, for one side; at most `ring_bytes` of host memory."""
         ...
 
 

@@ -1,24 +1,20 @@
-"""From a chunk of a session to a frame: header and views of the cache, no copy."""
+"""From a chunk of a session to a frame: the header, and the parcel with the payload."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xxhash import xxh3_64
-
-from tollbridge.transfer.base import KVMemory
-from tollbridge.transfer.frames import Codec, Header, Kind, encode_header
+from tollbridge.transfer.base import KVMemory, LoadRequest
+from tollbridge.transfer.frames import Codec, Header, Kind
 from tollbridge.transfer.session import Chunk, SendSession
+from tollbridge.transfer.stage import Span, Stage
+from tollbridge.transfer.writer import OutgoingFrame
 
 
-def compose(session: SendSession, chunk: Chunk, memory: KVMemory, incarnation: int) -> list[memoryview]:
-    """Return the buffers of the DATA frame for `chunk`: the header, then views that alias the cache."""
+def compose(session: SendSession, chunk: Chunk, stage: Stage, incarnation: int) -> OutgoingFrame:
+    """Return the DATA frame for `chunk`, lifted from the cache; `stage` must have room."""
     assert session.opening is not None
-    views = memory.views(chunk.layer, session.table, chunk.first_token, chunk.num_tokens)
-    checksum = xxh3_64()
-    update = checksum.update
-    for view in views:
-        update(view)
+    parcel = stage.lift(Span(chunk.layer, session.table, chunk.first_token, chunk.num_tokens))
     header = Header(
         kind=Kind.DATA,
         codec=Codec.NONE,
@@ -28,10 +24,10 @@ def compose(session: SendSession, chunk: Chunk, memory: KVMemory, incarnation: i
         layer=chunk.layer,
         first_token=chunk.first_token,
         num_tokens=chunk.num_tokens,
-        payload_bytes=chunk.num_tokens * memory.token_bytes,
-        payload_checksum=checksum.intdigest(),
+        payload_bytes=parcel.num_bytes,
+        payload_checksum=0,  # known when the payload is loaded
     )
-    return [memoryview(encode_header(header)), *views]
+    return OutgoingFrame(header, parcel)
 
 
 def require_table(memory: KVMemory, block_table: Sequence[int], end_token: int, layer: int | None = None) -> None:
@@ -45,3 +41,10 @@ def require_table(memory: KVMemory, block_table: Sequence[int], end_token: int, 
         raise ValueError(f"The block table names a block outside 0..{memory.num_blocks - 1}.")
     if layer is not None and not 0 <= layer < memory.num_layers:
         raise ValueError(f"Layer {layer} is not within 0..{memory.num_layers - 1}.")
+
+
+def require_load(memory: KVMemory, load: LoadRequest) -> None:
+    """Raise ValueError unless `load` begins with a granule and its table covers it."""
+    require_table(memory, load.block_table, load.first_token + load.num_tokens)
+    if load.first_token % memory.granule:
+        raise ValueError(f"Token {load.first_token} does not begin a granule of {memory.granule} tokens.")

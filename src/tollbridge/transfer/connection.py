@@ -1,8 +1,12 @@
-"""One TCP connection between two workers: handshake first, then frames both ways. Used by the I/O thread only."""
+"""One TCP connection between two workers: handshake first, then frames both ways.
+
+Used by the I/O thread that owns it, but for what the writer and the reader allow to any thread (push, release, settle).
+"""
 
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from typing import Protocol
 
 from tollbridge.clock import Clock
@@ -10,27 +14,31 @@ from tollbridge.errors import IntegrityError, ProtocolError, TransferError
 from tollbridge.transfer.base import Reason
 from tollbridge.transfer.channel import Channel
 from tollbridge.transfer.frames import HANDSHAKE_KINDS, NO_TRANSFER, Header, encode_control
-from tollbridge.transfer.handshake import Handshake, Message, PeerRefusedError, short_incarnation
+from tollbridge.transfer.handshake import Handshake, Message, PeerRefusedError, Place, short_incarnation
 from tollbridge.transfer.messages import KINDS, Refuse, clip, decode_body, encode_body
 from tollbridge.transfer.net import limit_unsent
 from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.pacing import FrameSizer, GoodputMeter
 from tollbridge.transfer.reader import FrameReader
+from tollbridge.transfer.stage import Landing
 from tollbridge.transfer.tally import Verdict
-from tollbridge.transfer.writer import FrameWriter, OutgoingFrame
+from tollbridge.transfer.writer import FrameWriter
 
 _BUDGET_BYTES = 4 * 1024 * 1024  # per turn: other connections and the engine's requests come in between
 
 
 class Side(Protocol):
-    """What a connection needs from the medium that owns it. Connections are known by number."""
+    """What a connection needs from the medium that owns it. Transfers belong to pairs, known by number."""
 
-    def connected(self, connection: int) -> None: ...
-    def control(self, connection: int, header: Header, body: bytearray) -> None: ...
-    def begin_data(self, connection: int, header: Header) -> list[memoryview] | None: ...
-    def data_moved(self, connection: int, header: Header) -> None: ...
-    def end_data(self, connection: int, header: Header, checksum: int) -> None: ...
-    def next_frame(self, connection: int) -> OutgoingFrame | None: ...
+    def connected(self, connection: Connection) -> None: ...
+    def control(self, pair: int, header: Header, body: bytearray) -> None: ...
+    def begin_data(self, pair: int, header: Header) -> Landing | None: ...
+    def data_moved(self, pair: int, header: Header) -> None: ...
+    def end_data(self, pair: int, header: Header, checksum: int, landing: Landing) -> None: ...
+    def fill(self, connection: Connection) -> None:
+        """Push the frames that shall follow, as far as there is room for them."""
+        ...
+
     def frame_sent(self, transfer: bytes) -> None: ...
 
 
@@ -49,9 +57,16 @@ class Connection:
         options: TransferOptions,
         clock: Clock,
         connecting: bool,
+        pair: int | None,
+        home: int,
     ) -> None:
         # fixed
         self.number = number
+        self.pair = number if pair is None else pair  # the first connection of its pair; a listener learns it later
+        self.home = home  # which I/O thread it lives in
+        self.joined = False  # its pair counts on it
+        self.doomed: Verdict | None = None  # it shall go, whichever thread has it
+        self.hungry = True  # it looked for frames in vain: wake it when there are some
         self.channel = channel
         self.peer = peer
         self._handshake = handshake
@@ -70,7 +85,9 @@ class Connection:
         self.sizer = FrameSizer(options)
         self.meter = GoodputMeter()
         self._reader = FrameReader(self, lambda: handshake.authenticated)
-        self._writer = FrameWriter(self._next_frame, side.frame_sent)
+        self._writer = FrameWriter(self._fill, side.frame_sent)
+        self.push = self._writer.push
+        self.settle = self._writer.settle
 
     @property
     def sock(self) -> socket.socket:
@@ -82,12 +99,36 @@ class Connection:
         return self._handshake.done
 
     @property
+    def is_first(self) -> bool:
+        """Whether it is the first lane of its pair, which carries the control frames."""
+        return self.pair == self.number
+
+    @property
     def peer_incarnation(self) -> bytes:
         return self._handshake.peer_incarnation
 
     @property
+    def place(self) -> Place:
+        return self._handshake.place
+
+    @property
     def control_backlog_bytes(self) -> int:
         return self._writer.backlog_bytes
+
+    @property
+    def num_staged(self) -> int:
+        """Frames that are ready behind the one that is being sent."""
+        return self._writer.num_staged
+
+    @property
+    def waits_for_room(self) -> bool:
+        """Whether it has no room for what arrives, and shall look again soon."""
+        return self._reader.waiting
+
+    @property
+    def in_frame(self) -> bool:
+        """Whether the rest of a frame is still to come."""
+        return self._reader.in_frame and not self._reader.waiting
 
     def start(self) -> None:
         """Begin the handshake; the TCP connection is up."""
@@ -104,9 +145,17 @@ class Connection:
         self._writer.queue(frame)
 
     def release(self, transfer: bytes) -> None:
-        """Let go of the blocks of `transfer`, in the middle of a frame if need be."""
-        self._writer.detach(transfer)
-        self._reader.detach(transfer)
+        """Let go of the blocks of `transfer`, in the middle of a frame if need be. Any thread."""
+        self._writer.release(transfer)
+        self._reader.release(transfer)
+
+    def close(self) -> None:
+        """Let go of all blocks and close the socket."""
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_WR)
+        self.sock.close()
+        self._writer.close()
+        self._reader.close()
 
     def readable(self) -> None:
         """Take what has arrived."""
@@ -117,6 +166,8 @@ class Connection:
         """Send what the kernel takes."""
         if self.connecting:
             return
+        if self._reader.waiting:
+            self.readable()
         sent = self._writer.write(self.channel, _BUDGET_BYTES)
         self.wants_write = (self._writer.pending or sent >= _BUDGET_BYTES) and not self.channel.held
         now_s = self._clock.monotonic()
@@ -156,24 +207,24 @@ class Connection:
             return
         self._require_incarnation(header)
         if header.kind not in HANDSHAKE_KINDS:
-            self._side.control(self.number, header, body)
+            self._side.control(self.pair, header, body)
             return
         refusal = decode_body(header.kind, body)
         if isinstance(refusal, Refuse):
             raise PeerRefusedError(f"The peer gave up: {clip(refusal.detail)}")
         raise ProtocolError("The peer began a second handshake.")
 
-    def begin_data(self, header: Header) -> list[memoryview] | None:
+    def begin_data(self, header: Header) -> Landing | None:
         if not self.ready:
             raise ProtocolError("The peer sent DATA before the handshake was over.")
         self._require_incarnation(header)
-        return self._side.begin_data(self.number, header)
+        return self._side.begin_data(self.pair, header)
 
     def data_moved(self, header: Header) -> None:
-        self._side.data_moved(self.number, header)
+        self._side.data_moved(self.pair, header)
 
-    def end_data(self, header: Header, checksum: int) -> None:
-        self._side.end_data(self.number, header, checksum)
+    def end_data(self, header: Header, checksum: int, landing: Landing) -> None:
+        self._side.end_data(self.pair, header, checksum, landing)
 
     # ── inside ──
 
@@ -183,7 +234,7 @@ class Connection:
         self._say(self._handshake.receive(header.kind, body))
         self._require_incarnation(header)
         if self.ready:
-            self._side.connected(self.number)
+            self._side.connected(self)
 
     def _say(self, messages: list[Message]) -> None:
         for kind, body in messages:
@@ -193,8 +244,9 @@ class Connection:
         if header.incarnation != short_incarnation(self.peer_incarnation):
             raise IntegrityError("A frame comes from another process than the handshake.")
 
-    def _next_frame(self) -> OutgoingFrame | None:
-        return self._side.next_frame(self.number) if self.ready else None
+    def _fill(self) -> None:
+        if self.ready:
+            self._side.fill(self)
 
     def _resize(self) -> None:
         before = self.sizer.unsent_bytes

@@ -13,6 +13,10 @@ fails (fresh nonces both ways), a reflection fails (labels differ, equal nonces 
 incarnation, before the other has proven the secret, and reads at most 4 KiB per message until then. An empty secret
 (allowed on loopback only) runs through the same code with an empty key.
 
+Lanes. Two workers may share several connections: all of a pair name the same random id and their number in HELLO, under
+the MACs, and each goes through the whole handshake. The listener lets a lane join only a pair of the same incarnation,
+the dialler only when the incarnation that answers is the one that its first connection met.
+
 This keeps strangers and wrong clusters out. It does not protect the frames that follow from somebody in the path: that
 is the business of TLS underneath, whose certificates the MACs then cover as well.
 """
@@ -24,6 +28,7 @@ import hmac
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tollbridge.errors import HandshakeError, ProtocolError
 from tollbridge.transfer.base import Fingerprint
@@ -106,11 +111,21 @@ class _Transcript:
             raise HandshakeError("The peer does not know this cluster's secret: set one TOLLBRIDGE_SECRET everywhere.")
 
 
+class Place(NamedTuple):
+    """Which connection of which pair of workers this is."""
+
+    pair: bytes  # random, chosen by the dialler
+    lane: int
+
+
 class Handshake:
     """What both sides share: identity, transcript, and the peer once it is known."""
 
-    def __init__(self, identity: Identity, random_bytes: RandomBytes = secrets.token_bytes) -> None:
+    def __init__(
+        self, identity: Identity, random_bytes: RandomBytes = secrets.token_bytes, *, place: Place | None = None
+    ) -> None:
         self._identity = identity
+        self.place = place or Place(random_bytes(16), 0)  # the listener takes over what the dialler says
         self._nonce = random_bytes(32)
         self._transcript = _Transcript(identity.secret)
         self._expected: Kind | None = None
@@ -170,7 +185,9 @@ class DialHandshake(Handshake):
 
     def start(self) -> list[Message]:
         self._expected = Kind.CHALLENGE
-        hello = Hello(version=VERSION, incarnation=self._identity.incarnation, nonce=self._nonce)
+        pair, lane = self.place
+        incarnation = self._identity.incarnation
+        hello = Hello(version=VERSION, incarnation=incarnation, nonce=self._nonce, pair=pair, lane=lane)
         return [self._say(hello, Kind.HELLO)]
 
     def _advance(self, body: Body, data: bytes) -> list[Message]:
@@ -211,6 +228,7 @@ class AcceptHandshake(Handshake):
 
     def _greeted(self, body: Hello, data: bytes) -> list[Message]:
         self._meet(body)
+        self.place = Place(body.pair, body.lane)
         self._transcript.add(data)
         self._expected = Kind.PROOF
         challenge = Challenge(version=VERSION, incarnation=self._identity.incarnation, nonce=self._nonce)

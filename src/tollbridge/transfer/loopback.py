@@ -17,14 +17,16 @@ from xxhash import xxh3_64
 from tollbridge.clock import Clock, SystemClock
 from tollbridge.errors import HandshakeError
 from tollbridge.transfer.base import Fingerprint, KVMemory, LoadRequest, Reason, TransferEnd, TransferStatistics
-from tollbridge.transfer.compose import compose, require_table
+from tollbridge.transfer.compose import compose, require_load, require_table
 from tollbridge.transfer.frames import HEADER_BYTES, check_body, parse_header, transfer_key
 from tollbridge.transfer.handshake import require_same
 from tollbridge.transfer.ledger import Ledger
 from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.receive_book import ReceiveBook
 from tollbridge.transfer.send_book import SendBook
+from tollbridge.transfer.stage import Stage
 from tollbridge.transfer.tally import Verdict
+from tollbridge.transfer.writer import OutgoingFrame
 
 _HOST = "loopback"
 _FRAME_BYTES = 256 * 1024
@@ -119,9 +121,9 @@ class LoopbackNetwork:
 
     def _deliver_data(self) -> bool:
         for number, (sender, receiver) in self._links.items():
-            buffers = sender.next_frame(number)
-            if buffers is not None:
-                receiver.take(number, buffers)
+            frame = sender.next_frame(number)
+            if frame is not None:
+                receiver.take(number, frame)
                 return True
         return False
 
@@ -134,6 +136,9 @@ class LoopbackSender:
         self.address = (_HOST, port)
         self._network = network
         self._memory = memory
+        self._stage = memory.stage(
+            max_payload_bytes=network.options.max_frame_bytes, ring_bytes=network.options.ring_bytes
+        )
         self._ledger = Ledger("loopback")
         self.book = SendBook(
             memory,
@@ -141,7 +146,7 @@ class LoopbackSender:
             options=network.options,
             clock=network.clock,
             ledger=self._ledger,
-            wire=_LoopbackWire(network, to_receiver=True),
+            wire=_LoopbackWire(network, self._stage, to_receiver=True),
         )
 
     def register(self, transfer_id: str, *, digest: bytes, num_tokens: int) -> None:
@@ -191,16 +196,15 @@ class LoopbackSender:
             self.book.close(Verdict("cancelled", Reason.SHUTDOWN, "This worker is shutting down."))
             self._network.unlink(self)
 
-    def next_frame(self, connection: int) -> list[memoryview] | None:
-        """Return the buffers of the next DATA frame; the network calls it."""
+    def next_frame(self, connection: int) -> OutgoingFrame | None:
+        """Return the next DATA frame; the network calls it."""
         frame_bytes = min(_FRAME_BYTES, self._network.options.max_frame_bytes)
         taken = self.book.take(connection, frame_bytes, 0.0)
         if taken is None:
             return None
-        session, chunk = taken
-        buffers = compose(session, chunk, self._memory, self.address[1])
-        self.book.frame_sent(session.transfer)
-        return buffers
+        frame = compose(*taken, self._stage, self.address[1])
+        self.book.frame_sent(frame.transfer)
+        return frame
 
 
 class LoopbackReceiver:
@@ -210,6 +214,9 @@ class LoopbackReceiver:
         self.fingerprint = fingerprint
         self._network = network
         self._memory = memory
+        self._stage = memory.stage(
+            max_payload_bytes=network.options.max_frame_bytes, ring_bytes=network.options.ring_bytes
+        )
         self._ledger = Ledger("loopback")
         self._pool: dict[tuple[str, int], int] = {}
         self.book = ReceiveBook(
@@ -218,13 +225,14 @@ class LoopbackReceiver:
             options=network.options,
             clock=network.clock,
             ledger=self._ledger,
-            wire=_LoopbackWire(network, to_receiver=False),
+            wire=_LoopbackWire(network, self._stage, to_receiver=False),
+            max_payload_bytes=self._stage.max_payload_bytes,
         )
 
     def open(self, load: LoadRequest) -> None:
         transfer_key(load.transfer_id)
         load = replace(load, block_table=tuple(load.block_table))
-        require_table(self._memory, load.block_table, load.first_token + load.num_tokens)
+        require_load(self._memory, load)
         self._ledger.begin(load.transfer_id)
         with self._network.lock:
             self._open(load)
@@ -262,15 +270,17 @@ class LoopbackReceiver:
         self._pool = {address: number for address, number in self._pool.items() if number != connection}
         self.book.lost(connection, verdict)
 
-    def take(self, connection: int, buffers: list[memoryview]) -> None:
+    def take(self, connection: int, frame: OutgoingFrame) -> None:
         """Copy one DATA frame to where it belongs; the network calls it."""
-        header = parse_header(buffers[0])
-        views = self.book.begin_data(connection, header)
-        if views is None:
-            return
-        checksum = _scatter(buffers[1:], views)
-        self.book.data_moved(connection, header)
-        self.book.end_data(connection, header, checksum)
+        head, *payload = frame.load()
+        header = parse_header(head)
+        place = self.book.begin_data(connection, header)
+        if place is not None:
+            landing = self._stage.land(header.transfer, *place)
+            checksum = _scatter(payload, landing.buffers)
+            self.book.data_moved(connection, header)
+            self.book.end_data(connection, header, checksum, landing)
+        frame.parcel.close()
 
     def _open(self, load: LoadRequest) -> None:
         address = (load.host, load.port)
@@ -286,17 +296,21 @@ class LoopbackReceiver:
 
 
 class _LoopbackWire:
-    """The books' Wire. Frames move whole, so there is never a block to let go of."""
+    """The books' Wire. Frames move whole, so there is never a block to let go of but by the stage."""
 
-    def __init__(self, network: LoopbackNetwork, *, to_receiver: bool) -> None:
+    def __init__(self, network: LoopbackNetwork, stage: Stage, *, to_receiver: bool) -> None:
         self._network = network
+        self._stage = stage
         self._to_receiver = to_receiver
 
     def emit(self, connection: int, frame: bytes) -> None:
         self._network.emit(self._to_receiver, connection, frame)
 
     def release(self, connection: int, transfer: bytes) -> None:
-        """Nothing to let go of."""
+        self._stage.settle(transfer)
+
+    def settle(self, connection: int, transfer: bytes) -> None:
+        """Nothing is ever on its way."""
 
 
 def _scatter(sources: Sequence[memoryview], targets: Sequence[memoryview]) -> int:

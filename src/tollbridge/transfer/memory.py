@@ -1,22 +1,57 @@
-"""`BufferMemory`: the paged KV memory of a process over one contiguous writable buffer."""
+"""KV memory that the CPU can address: `HostMemory`, and `BufferMemory` over one contiguous writable buffer."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from tollbridge.transfer.stage import PASSED, DirectStage, Fence, Stage
 
-class BufferMemory:
+
+class HostMemory(ABC):
+    """A KVMemory whose blocks lie in host memory: what it adds to the geometry is `views`, and sockets use those."""
+
+    num_layers: int
+    num_blocks: int
+    block_size: int
+    granule: int = 1
+    granule_bytes: int
+
+    @abstractmethod
+    def views(self, layer: int, block_table: Sequence[int], first_token: int, num_tokens: int) -> list[memoryview]:
+        """Return writable byte views of tokens [first_token, first_token + num_tokens), in order, without a copy.
+
+        The range begins on a granule's edge, and a partial last granule counts as a whole one. Neighbouring blocks are
+        merged into one view.
+        """
+
+    def fence(self) -> Fence:
+        """Return a fence that is behind us: what the CPU wrote is written."""
+        return PASSED
+
+    def stage(self, *, max_payload_bytes: int, ring_bytes: int) -> Stage:
+        """Return the way straight from and to the cache; it needs no ring."""
+        return DirectStage(self, max_payload_bytes)
+
+
+class BufferMemory(HostMemory):
     """A KVMemory over bytes laid out as [num_layers][num_blocks][block_size * token_bytes].
 
     `buffer` is anything with the buffer protocol, writable and C-contiguous (a bytearray, a numpy array, a torch
-    storage's memoryview). It stays the caller's; views alias it. ValueError when its size does not fit the shape.
+    storage's memoryview). It stays the caller's; views alias it. `granule` divides `block_size`. ValueError when its
+    size does not fit the shape.
     """
 
-    def __init__(self, buffer: Any, *, num_layers: int, num_blocks: int, block_size: int, token_bytes: int) -> None:
-        if min(num_layers, num_blocks, block_size, token_bytes) <= 0:
-            raise ValueError("num_layers, num_blocks, block_size and token_bytes must be positive")
+    def __init__(
+        self, buffer: Any, *, num_layers: int, num_blocks: int, block_size: int, token_bytes: int, granule: int = 1
+    ) -> None:
+        if min(num_layers, num_blocks, block_size, token_bytes, granule) <= 0 or block_size % granule:
+            raise ValueError(
+                "num_layers, num_blocks, block_size, token_bytes and granule must be positive, "
+                "and granule must divide block_size"
+            )
         data = memoryview(buffer).cast("B")
         layer_bytes = num_blocks * block_size * token_bytes
         expected = num_layers * layer_bytes
@@ -26,6 +61,8 @@ class BufferMemory:
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.token_bytes = token_bytes
+        self.granule = granule
+        self.granule_bytes = granule * token_bytes
         self._layers = [data[layer * layer_bytes : (layer + 1) * layer_bytes] for layer in range(num_layers)]
 
     def views(self, layer: int, block_table: Sequence[int], first_token: int, num_tokens: int) -> list[memoryview]:
@@ -34,11 +71,14 @@ class BufferMemory:
             raise ValueError(f"layer {layer} is not within 0..{self.num_layers - 1}")
         if num_tokens <= 0:
             return []
-        size, end_token = self.block_size, first_token + num_tokens
+        size, granule = self.block_size, self.granule
+        end_token = -(-(first_token + num_tokens) // granule) * granule
         first_block, end_block = first_token // size, -(-end_token // size)
         blocks = tuple(block_table[first_block:end_block])
         if first_token < 0 or len(blocks) != end_block - first_block:
             raise ValueError(f"a table of {len(block_table)} blocks does not cover token {end_token - 1}")
+        if first_token % granule:
+            raise ValueError(f"token {first_token} does not begin a granule of {granule} tokens")
         if min(blocks) < 0 or max(blocks) >= self.num_blocks:
             raise ValueError(f"the block table names a block outside 0..{self.num_blocks - 1}")
         slices = _slices(blocks, first_token % size, end_block * size - end_token, size, self.token_bytes)

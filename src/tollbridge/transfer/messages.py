@@ -8,7 +8,7 @@ import msgspec
 
 from tollbridge.errors import ProtocolError
 from tollbridge.transfer.base import Fingerprint, SendState
-from tollbridge.transfer.frames import Kind
+from tollbridge.transfer.frames import MAX_PAYLOAD_BYTES, Kind
 
 MAX_DETAIL = 1000  # characters of a sentence from a peer
 
@@ -18,6 +18,8 @@ Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Bytes16: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Bytes32: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 FingerprintBytes: TypeAlias = Annotated[bytes, msgspec.Meta(max_length=3000)]  # msgpack, as the MAC covers it
+FrameBytes: TypeAlias = Annotated[int, msgspec.Meta(gt=0, le=MAX_PAYLOAD_BYTES)]
+Lane: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=256)]
 DigestBytes: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
 
 
@@ -31,6 +33,8 @@ class Hello(_Body, frozen=True, kw_only=True):
     version: int
     incarnation: Bytes16
     nonce: Bytes32
+    pair: Bytes16 = bytes(16)  # random; the connections that name the same one belong together
+    lane: Lane = 0  # 0: the first connection of the pair, which carries the control frames; others carry DATA only
 
 
 class Challenge(_Body, frozen=True, kw_only=True):
@@ -73,6 +77,7 @@ class Open(_Body, frozen=True, kw_only=True):
     digest: DigestBytes
     first_token: Tokens
     num_tokens: Tokens
+    max_payload_bytes: FrameBytes = MAX_PAYLOAD_BYTES  # decode has no room for a larger frame
 
 
 class State(_Body, frozen=True, kw_only=True):

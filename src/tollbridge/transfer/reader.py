@@ -1,12 +1,17 @@
 """The receiving half of a connection: header, then payload straight to where it belongs.
 
-A DATA payload is received into the cache views that the sink names. It comes in batches that fit the CPU's cache, and
-each is hashed at once: hashing what is still in L2 costs a fifth of hashing it from memory. A payload that nobody
-wants, or no longer, goes through a small scratch buffer.
+A DATA payload is received into the buffers of the landing that the sink names. It comes in batches that fit the CPU's
+cache, and each is hashed at once: hashing what is still in L2 costs a fifth of hashing it from memory. A payload that
+nobody wants, or no longer, goes through a small scratch buffer. When the sink has no room for a payload, the reader
+waits with it: `waiting` says so, and the next `read` asks again.
+
+`release` may be called from any thread: `_lock` is held whenever a payload is written or the landing changes hands, and
+never while the sink is called.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
@@ -14,6 +19,7 @@ from xxhash import xxh3_64
 
 from tollbridge.transfer.channel import Channel
 from tollbridge.transfer.frames import HEADER_BYTES, Header, Kind, check_body, parse_header
+from tollbridge.transfer.stage import Landing
 from tollbridge.transfer.writer import IOV_MAX, drop_front
 
 _BATCH_BYTES = 256 * 1024
@@ -25,14 +31,14 @@ class Sink(Protocol):
 
     def control(self, header: Header, body: bytearray) -> None: ...
 
-    def begin_data(self, header: Header) -> list[memoryview] | None:
-        """Return where the payload goes, None to drain it."""
+    def begin_data(self, header: Header) -> Landing | None:
+        """Return where the payload goes, NOWHERE to drain it, None when there is no room now."""
         ...
 
     def data_moved(self, header: Header) -> None: ...
 
-    def end_data(self, header: Header, checksum: int) -> None:
-        """Take a payload that is wholly where `begin_data` said; not called for a drained one."""
+    def end_data(self, header: Header, checksum: int, landing: Landing) -> None:
+        """Take a payload that is wholly in `landing`, and commit or close that; not called for a drained one."""
         ...
 
 
@@ -46,16 +52,29 @@ class FrameReader:
     def __init__(self, sink: Sink, authenticated: Callable[[], bool]) -> None:
         self._sink = sink
         self._authenticated = authenticated
+        self._lock = threading.Lock()
         self._head = memoryview(bytearray(HEADER_BYTES))
         self._head_bytes = 0  # of the header, so far
         self._header: Header | None = None  # of the payload being read
         self._left_bytes = 0  # of that payload
-        self._draining = False
         self._body = bytearray()  # of a control frame
+        self._landing: Landing | None = None  # of a DATA frame; None: drained, or not known yet
+        self._waiting = False  # for the sink to have room
+        self._released = False  # the transfer of this DATA frame ended while it was read
         self._batches: Iterator[list[memoryview]] = iter(())  # of a DATA frame, after the current one
         self._batch: list[memoryview] = []
         self._hash = xxh3_64()
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the sink had no room for the payload that comes next."""
+        return self._waiting
+
+    @property
+    def in_frame(self) -> bool:
+        """Whether the rest of a frame is still to come."""
+        return self._header is not None or self._head_bytes > 0
 
     def read(self, channel: Channel, budget_bytes: int) -> int:
         """Receive until the kernel is empty or `budget_bytes` are spent; return the bytes received.
@@ -63,7 +82,7 @@ class FrameReader:
         Raises ProtocolError on bytes that the protocol does not allow, OSError when the connection is gone.
         """
         total = 0
-        while total < budget_bytes:
+        while total < budget_bytes and not (self._waiting and not self._land()):
             try:
                 received = self._receive(channel)
             except BlockingIOError:
@@ -73,19 +92,29 @@ class FrameReader:
             total += received
         return total
 
-    def detach(self, transfer: bytes) -> None:
+    def release(self, transfer: bytes) -> None:
         """Stop writing into the blocks of `transfer`: the rest of its current payload, if any, is drained."""
-        header = self._header
-        if header is not None and header.kind == Kind.DATA and header.transfer == transfer:
-            self._draining = True
-            self._batches, self._batch = iter(()), []
+        with self._lock:
+            header = self._header
+            if header is not None and header.kind == Kind.DATA and header.transfer == transfer:
+                self._released = True
+                self._give_up()
+
+    def close(self) -> None:
+        """Write into no blocks any more: the connection is gone."""
+        with self._lock:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        if self._landing is not None:
+            self._landing.close()
+        self._landing = None
+        self._batches, self._batch = iter(()), []
 
     def _receive(self, channel: Channel) -> int:
         header = self._header
         if header is None:
             return self._receive_head(channel)
-        if self._draining:
-            return self._receive_drained(channel)
         if header.kind == Kind.DATA:
             return self._receive_data(channel, header)
         return self._receive_body(channel, header)
@@ -99,25 +128,33 @@ class FrameReader:
         return received
 
     def _begin(self, header: Header) -> None:
-        self._header = header
         self._left_bytes = header.payload_bytes
         if header.kind == Kind.DATA:
-            views = self._sink.begin_data(header)
-            self._draining = views is None
-            self._batches, self._batch = _batches(views or ()), []
-            self._hash.reset()
+            self._released = False
+            self._header = header  # from here on `release` finds it
+            self._waiting = True
+            self._land()
             return
-        self._draining = False
+        self._header = header
         self._body = bytearray(header.payload_bytes)
         if not self._body:
             self._finish_control(header)
 
-    def _receive_drained(self, channel: Channel) -> int:
-        received = channel.recv_into(self._scratch[: min(self._left_bytes, _SCRATCH_BYTES)])
-        self._left_bytes -= received
-        if self._left_bytes == 0:
-            self._header = None
-        return received
+    def _land(self) -> bool:
+        """Ask the sink where the payload goes; return whether it has room."""
+        assert self._header is not None
+        landing = self._sink.begin_data(self._header)
+        if landing is None:
+            return False
+        self._waiting = False
+        self._hash.reset()
+        with self._lock:
+            if self._released or not landing.buffers:
+                landing.close()
+            else:
+                self._landing = landing
+                self._batches, self._batch = _batches(landing.buffers), []
+        return True
 
     def _receive_body(self, channel: Channel, header: Header) -> int:
         received = channel.recv_into(memoryview(self._body)[-self._left_bytes :])
@@ -132,17 +169,26 @@ class FrameReader:
         self._sink.control(header, self._body)
 
     def _receive_data(self, channel: Channel, header: Header) -> int:
+        with self._lock:
+            landing = self._landing
+            received = self._receive_drained(channel) if landing is None else self._receive_landed(channel)
+            self._left_bytes -= received
+            if self._left_bytes == 0:
+                self._header = self._landing = None
+        if landing is not None and received:
+            self._sink.data_moved(header)
+            if self._left_bytes == 0:
+                self._sink.end_data(header, self._hash.intdigest(), landing)
+        return received
+
+    def _receive_drained(self, channel: Channel) -> int:
+        return channel.recv_into(self._scratch[: min(self._left_bytes, _SCRATCH_BYTES)])
+
+    def _receive_landed(self, channel: Channel) -> int:
         batch = self._batch or next(self._batches)
         self._batch = batch
         received = channel.recvmsg_into(batch)
-        if received == 0:
-            return 0
-        self._left_bytes -= received
         self._batch = self._digest(batch, received)
-        self._sink.data_moved(header)
-        if self._left_bytes == 0:
-            self._header = None
-            self._sink.end_data(header, self._hash.intdigest())
         return received
 
     def _digest(self, batch: list[memoryview], received: int) -> list[memoryview]:

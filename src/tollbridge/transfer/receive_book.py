@@ -9,8 +9,7 @@ from __future__ import annotations
 from tollbridge.clock import Clock
 from tollbridge.errors import ProtocolError
 from tollbridge.transfer.base import KVMemory, LoadRequest, Reason
-from tollbridge.transfer.frames import HEADER_BYTES, NO_TRANSFER, Header, Kind, encode_control
-from tollbridge.transfer.ledger import Ledger
+from tollbridge.transfer.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES, NO_TRANSFER, Header, Kind, encode_control
 from tollbridge.transfer.messages import (
     KINDS,
     Body,
@@ -26,8 +25,9 @@ from tollbridge.transfer.messages import (
 )
 from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.session import ReceiveSession
+from tollbridge.transfer.stage import PASSED, Fence, Landing, Span
 from tollbridge.transfer.tally import Verdict
-from tollbridge.transfer.wire import Wire
+from tollbridge.transfer.wire import Ends, Wire
 
 
 class ReceiveBook:
@@ -40,8 +40,9 @@ class ReceiveBook:
         incarnation: int,
         options: TransferOptions,
         clock: Clock,
-        ledger: Ledger,
+        ledger: Ends,
         wire: Wire,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     ) -> None:
         self._memory = memory
         self._incarnation = incarnation
@@ -49,6 +50,7 @@ class ReceiveBook:
         self._clock = clock
         self._ledger = ledger
         self._wire = wire
+        self._max_payload_bytes = max_payload_bytes
         self._sessions: dict[bytes, ReceiveSession] = {}
         self._by_connection: dict[int, dict[bytes, ReceiveSession]] = {}
         self._pinged_s: dict[int, float] = {}
@@ -60,10 +62,13 @@ class ReceiveBook:
 
     # ── the engine ──
 
-    def open(self, load: LoadRequest, connection: int, *, connected: bool) -> None:
-        """Enter a transfer on a connection, and ask at once when that is `connected`."""
+    def open(self, load: LoadRequest, connection: int, *, connected: bool, fence: Fence = PASSED) -> None:
+        """Enter a transfer on a connection, and ask at once when that is `connected`.
+
+        Its blocks are free to be written once `fence` is behind us.
+        """
         self._epoch = (self._epoch + 1) % 2**32
-        session = ReceiveSession(load, connection, self._epoch, self._memory, self._clock)
+        session = ReceiveSession(load, connection, self._epoch, self._memory, self._clock, fence)
         self._sessions[session.transfer] = session
         self._by_connection.setdefault(connection, {})[session.transfer] = session
         if connected:
@@ -117,8 +122,8 @@ class ReceiveBook:
         else:
             raise ProtocolError(f"Prefill sent {Kind(header.kind).name}, which only decode may send.")
 
-    def begin_data(self, connection: int, header: Header) -> list[memoryview] | None:
-        """Return where a DATA payload goes, None when it must be drained.
+    def begin_data(self, connection: int, header: Header) -> tuple[Span, Fence] | None:
+        """Return where a DATA payload goes and what must be over before; None when it must be drained.
 
         A frame that does not fit its transfer fails that transfer; its bytes are drained and the others go on.
         """
@@ -127,27 +132,31 @@ class ReceiveBook:
             return None
         session.tally.frame(header.payload_bytes)
         try:
-            return session.begin(header)
+            span = session.begin(header)
         except ProtocolError as error:
             self._fail(session, Verdict("failed", Reason.PROTOCOL, error.message))
             return None
+        return (span, session.fence) if span is not None else None
 
     def data_moved(self, connection: int, header: Header) -> None:
-        """Note that payload bytes of this frame arrived."""
+        """Note that payload bytes of this frame arrived. Any thread at any time: all it does is to note times."""
         session = self._session(connection, header)
         if session is not None:
             session.moved()
 
-    def end_data(self, connection: int, header: Header, checksum: int) -> None:
-        """Take a frame whose payload, with this checksum, is in the blocks that `begin_data` returned."""
+    def end_data(self, connection: int, header: Header, checksum: int, landing: Landing) -> None:
+        """Take a frame whose payload, with this checksum, is in `landing`, and commit that or close it."""
         session = self._session(connection, header)
         if session is None:
+            landing.close()
             return
         if checksum != header.payload_checksum:
+            landing.close()
             end = header.first_token + header.num_tokens
             detail = f"KV of layer {header.layer}, tokens {header.first_token}..{end} arrived damaged."
             self._fail(session, Verdict("failed", Reason.CHECKSUM, detail))
             return
+        landing.commit()
         session.arrived(header)
         self._maybe_done(session)
 
@@ -201,7 +210,15 @@ class ReceiveBook:
 
     def _say_open(self, session: ReceiveSession) -> None:
         load = session.load
-        self._say(session, Open(digest=load.digest, first_token=load.first_token, num_tokens=load.num_tokens))
+        self._say(
+            session,
+            Open(
+                digest=load.digest,
+                first_token=load.first_token,
+                num_tokens=load.num_tokens,
+                max_payload_bytes=self._max_payload_bytes,
+            ),
+        )
 
     def _maybe_done(self, session: ReceiveSession) -> None:
         if session.complete:

@@ -14,7 +14,6 @@ from tollbridge.clock import Clock
 from tollbridge.errors import ProtocolError
 from tollbridge.transfer.base import KVMemory, Reason
 from tollbridge.transfer.frames import HEADER_BYTES, Header, Kind, encode_control
-from tollbridge.transfer.ledger import Ledger
 from tollbridge.transfer.messages import (
     KINDS,
     Body,
@@ -31,7 +30,7 @@ from tollbridge.transfer.messages import (
 from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.session import Chunk, Opening, SendSession
 from tollbridge.transfer.tally import Verdict
-from tollbridge.transfer.wire import Wire
+from tollbridge.transfer.wire import Ends, Wire
 
 _REMEMBERED = 4096  # ended ids, so that a late OPEN is told at once
 
@@ -46,7 +45,7 @@ class SendBook:
         incarnation: int,
         options: TransferOptions,
         clock: Clock,
-        ledger: Ledger,
+        ledger: Ends,
         wire: Wire,
     ) -> None:
         self._memory = memory
@@ -65,8 +64,8 @@ class SendBook:
 
     # ── the engine ──
 
-    def register(self, transfer: bytes, digest: bytes, num_tokens: int) -> None:
-        """Announce a transfer; the ledger has checked that the id is new."""
+    def register(self, transfer: bytes, digest: bytes, num_tokens: int) -> int | None:
+        """Announce a transfer, whose id the ledger has checked to be new; return the connection that asked for it."""
         self._ended.pop(transfer, None)
         session = self._sessions.get(transfer)
         if session is None:
@@ -81,9 +80,11 @@ class SendBook:
             self._end(session, session.early_verdict)
         elif session.opening is not None:
             self._say_state(session)
+            return session.opening.connection
+        return None
 
     def publish(self, transfer: bytes, table: Sequence[int], num_tokens: int, layer: int | None) -> int | None:
-        """Raise watermarks; return the connection that has something to send now."""
+        """Raise watermarks; return the connection that asked for the transfer."""
         session = self._sessions.get(transfer)
         if session is None or not session.registered:
             return None
@@ -91,13 +92,13 @@ class SendBook:
         return session.opening.connection if session.opening is not None else None
 
     def rewind(self, transfer: bytes) -> None:
-        """Forget what was published; on return the medium does not touch the blocks."""
+        """Forget what was published; the medium lets go of the blocks."""
         session = self._sessions.get(transfer)
         if session is None:
             return
         session.rewind()
         if session.opening is not None:
-            self._wire.release(session.opening.connection, transfer)
+            self._wire.settle(session.opening.connection, transfer)
 
     def cancel(self, transfer: bytes, verdict: Verdict) -> None:
         """End the transfer as the engine wishes, and tell decode."""
@@ -144,6 +145,10 @@ class SendBook:
     def busy(self, connection: int) -> bool:
         """Return whether decode has open transfers there."""
         return bool(self._by_connection.get(connection))
+
+    def has_data(self, connection: int) -> bool:
+        """Return whether `take` would return a frame."""
+        return any(session.has_data() for session in self._by_connection.get(connection, {}).values())
 
     def take(self, connection: int, max_bytes: int, goodput_bytes_per_s: float) -> tuple[SendSession, Chunk] | None:
         """Return the next frame of a connection: shortest remaining first, and age makes a transfer shorter.
@@ -216,6 +221,7 @@ class SendBook:
                 digest=body.digest,
                 first_token=body.first_token,
                 num_tokens=body.num_tokens,
+                max_payload_bytes=body.max_payload_bytes,
             )
         )
         session.tally.control(body_bytes)

@@ -17,10 +17,16 @@ from typing import NamedTuple
 from tollbridge.clock import Clock
 from tollbridge.errors import ProtocolError
 from tollbridge.transfer.base import KVMemory, LoadRequest, Reason, SendState
-from tollbridge.transfer.frames import Header, transfer_key
+from tollbridge.transfer.frames import MAX_PAYLOAD_BYTES, Header, transfer_key
 from tollbridge.transfer.intervals import IntervalSet
 from tollbridge.transfer.options import TransferOptions
+from tollbridge.transfer.stage import PASSED, Fence, Span
 from tollbridge.transfer.tally import Tally, Verdict
+
+
+def payload_bytes(memory: KVMemory, num_tokens: int) -> int:
+    """Return the bytes of `num_tokens` from a granule's edge on: a partial last granule ships whole."""
+    return -(-num_tokens // memory.granule) * memory.granule_bytes
 
 
 class Chunk(NamedTuple):
@@ -40,6 +46,7 @@ class Opening:
     digest: bytes
     first_token: int
     num_tokens: int
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES  # decode takes no larger frame
 
     @property
     def end_token(self) -> int:
@@ -57,7 +64,7 @@ class SendSession:
         self.table: Sequence[int] = ()
         self.state_sent_s = 0.0
         self._clock = clock
-        self._token_bytes = memory.token_bytes
+        self._memory = memory
         self._digest: bytes | None = None
         self._num_tokens = 0
         self._published = [0] * memory.num_layers  # watermarks, in tokens
@@ -86,7 +93,7 @@ class SendSession:
 
     @property
     def remaining_bytes(self) -> int:
-        return self._unsent_tokens * self._token_bytes
+        return self._unsent_tokens * self._memory.granule_bytes // self._memory.granule
 
     @property
     def complete(self) -> bool:
@@ -116,6 +123,9 @@ class SendSession:
         if self.opening.end_token > self._num_tokens:
             detail = f"Decode asked for tokens up to {self.opening.end_token} of a prompt of {self._num_tokens}."
             return Verdict("failed", Reason.PROTOCOL, detail)
+        if self.opening.first_token % self._memory.granule:
+            detail = f"Decode asked from token {self.opening.first_token}, within a granule of {self._memory.granule}."
+            return Verdict("failed", Reason.PROTOCOL, detail)
         return None
 
     def publish(self, table: Sequence[int], num_tokens: int, layer: int | None) -> None:
@@ -142,29 +152,29 @@ class SendSession:
         """Return whether `take` would return a chunk."""
         if self.opening is None or not self.registered or self._unsent_tokens == 0:
             return False
-        end_token = self.opening.end_token
         while self._first_layer < len(self._sent):
-            if self._sent[self._first_layer] < min(self._published[self._first_layer], end_token):
+            if self._sent[self._first_layer] < self._ready_token(self._first_layer):
                 return True
             self._first_layer += 1
         return False
 
     def take(self, max_bytes: int) -> Chunk | None:
-        """Return the next chunk of at most `max_bytes` (at least one token) and count it as sent."""
+        """Return the next chunk of at most `max_bytes` (at least one granule) and count it as sent."""
         if not self.has_data():
             return None
         assert self.opening is not None
-        layer = self._first_layer
+        layer, granule = self._first_layer, self._memory.granule
         first_token = self._sent[layer]
-        available = min(self._published[layer], self.opening.end_token) - first_token
-        num_tokens = min(available, max(1, max_bytes // self._token_bytes))
+        max_granules = max(1, min(max_bytes, self.opening.max_payload_bytes) // self._memory.granule_bytes)
+        num_tokens = min(self._ready_token(layer) - first_token, max_granules * granule)
         self._sent[layer] += num_tokens
         self._unsent_tokens -= num_tokens
         now_s = self._clock.monotonic()
-        self.tally.frame(num_tokens * self._token_bytes)
+        chunk = Chunk(layer, first_token, num_tokens)
+        self.tally.frame(payload_bytes(self._memory, chunk.num_tokens))
         self.tally.moved(now_s)
         self._overdue_from_s = now_s
-        return Chunk(layer, first_token, num_tokens)
+        return chunk
 
     def frame_sent(self) -> None:
         """Note that the kernel took the last byte of a frame."""
@@ -195,6 +205,12 @@ class SendSession:
         assert all(first <= sent <= end for sent in self._sent)
         assert self._unsent_tokens == sum(end - sent for sent in self._sent)
 
+    def _ready_token(self, layer: int) -> int:
+        """Return the end of what may leave: whole granules, and the partial last one with the end of the range."""
+        assert self.opening is not None
+        published, end_token = self._published[layer], self.opening.end_token
+        return end_token if published >= end_token else published - published % self._memory.granule
+
     def _touch(self) -> None:
         self._overdue_from_s = self._clock.monotonic()
 
@@ -202,15 +218,19 @@ class SendSession:
 class ReceiveSession:
     """One transfer on the decode side."""
 
-    def __init__(self, load: LoadRequest, connection: int, epoch: int, memory: KVMemory, clock: Clock) -> None:
+    def __init__(
+        self, load: LoadRequest, connection: int, epoch: int, memory: KVMemory, clock: Clock, fence: Fence = PASSED
+    ) -> None:
         self.load = load
         self.connection = connection
         self.epoch = epoch
         self.transfer = transfer_key(load.transfer_id)
         self.tally = Tally(opened_s=clock.monotonic())
         self.asked = False  # the OPEN has been sent
+        self.fence = fence  # nothing may be written into the blocks before it is behind us
         self._clock = clock
         self._memory = memory
+        self._begun = [IntervalSet() for _ in range(memory.num_layers)]  # arrived, or on one of the lanes
         self._arrived = [IntervalSet() for _ in range(memory.num_layers)]
         self._missing_tokens = load.num_tokens * memory.num_layers
         self._state: SendState = "unknown"
@@ -232,8 +252,8 @@ class ReceiveSession:
             self._asked_s = self._progress_s  # prefill restarted the request
         self._state = state
 
-    def begin(self, header: Header) -> list[memoryview] | None:
-        """Return where the payload of `header` goes, None when all of it has arrived before.
+    def begin(self, header: Header) -> Span | None:
+        """Return where the payload of `header` goes, None when all of it has arrived before or is arriving.
 
         Raises ProtocolError when the frame does not fit the range that was asked for.
         """
@@ -245,11 +265,17 @@ class ReceiveSession:
             raise ProtocolError(
                 f"Prefill sent layer {header.layer}, tokens {header.first_token}..{end}: not asked for."
             )
-        if header.payload_bytes != header.num_tokens * self._memory.token_bytes:
+        granule = self._memory.granule
+        if header.first_token % granule or (end % granule and end != load.first_token + load.num_tokens):
+            raise ProtocolError(f"Prefill sent tokens {header.first_token}..{end}: not whole granules of {granule}.")
+        if header.payload_bytes != payload_bytes(self._memory, header.num_tokens):
             raise ProtocolError(f"Prefill sent {header.payload_bytes} bytes for {header.num_tokens} tokens.")
-        if self._arrived[header.layer].covers(header.first_token, end):
+        begun = self._begun[header.layer]
+        if begun.covers(header.first_token, end):
             return None  # a copy must not overwrite what was verified
-        return self._memory.views(header.layer, load.block_table, header.first_token, header.num_tokens)
+        if begun.add(header.first_token, end) < header.num_tokens:
+            raise ProtocolError(f"Prefill sent tokens {header.first_token}..{end}: some of them for the second time.")
+        return Span(header.layer, load.block_table, header.first_token, header.num_tokens)
 
     def moved(self) -> None:
         """Note that payload bytes arrived."""
@@ -277,7 +303,9 @@ class ReceiveSession:
 
     def check(self) -> None:
         """Raise AssertionError when the counters disagree."""
-        for arrived in self._arrived:
+        for begun, arrived in zip(self._begun, self._arrived, strict=True):
+            begun.check()
             arrived.check()
+            assert all(begun.covers(*each) for each in arrived.ranges())
         total = self.load.num_tokens * len(self._arrived)
         assert self._missing_tokens == total - sum(len(arrived) for arrived in self._arrived)

@@ -1,8 +1,9 @@
-"""The I/O thread of one side: its selector, its connections, its clock ticks, and the engine's requests.
+"""One I/O thread: its selector, its connections, its clock ticks, and what others ask of it.
 
-Every session, book and connection of a side is touched by this thread only. The engine's thread hands over closures
-(`post`, or `call` when it must know that they ran), so there are no locks but the ledger's and no lock order to get
-wrong. The thread never blocks but in `select`.
+A connection is touched by its own thread only, but for what connection.py says. Other threads hand over closures
+(`post`, or `call` when they must know that it ran). The thread never blocks but in `select`, and for as long as the
+monitor's lock or a copy to or from a GPU takes. A side has one such thread or several (lanes.py); the first also keeps
+the heartbeats and deadlines of the transfers.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import selectors
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Protocol
 
@@ -26,33 +26,49 @@ from tollbridge.transfer.handshake import Handshake
 from tollbridge.transfer.net import Waker, tune
 from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.tally import Verdict
+from tollbridge.transfer.watchdog import overdue
 
 logger = logging.getLogger(__name__)
 
-_MAX_CONTROL_BACKLOG = 1024 * 1024  # bytes of control frames for a peer that does not read: it is as good as dead
+_ROOM_S = 0.001  # how soon to look again for room for what arrived
+
+_SHUTDOWN = Verdict("cancelled", Reason.SHUTDOWN, "This worker is shutting down.")
 
 
 class Owner(Side, Protocol):
     """The medium's side: what a connection needs, and what the thread needs."""
 
-    def lost(self, connection: int, verdict: Verdict) -> None: ...
-    def busy(self, connection: int) -> bool: ...
+    def lost(self, connection: Connection, verdict: Verdict) -> None: ...
+    def busy(self, pair: int) -> bool: ...
     def active(self) -> bool: ...
     def tick(self) -> None: ...
+    def crashed(self) -> None:
+        """An I/O thread met a bug and ends: so must the others."""
+        ...
+
     def closing(self) -> None:
         """Refuse new transfers from now on."""
         ...
 
     def stopped(self) -> None:
-        """Run last in the thread, all connections being closed: end what is left."""
+        """Run last in the first thread, its connections being closed: end what is left."""
         ...
 
 
 class Switchboard:
-    """See the top of the file. Also the books' Wire."""
+    """See the top of the file. `numbers` are those of all connections of the side; `index` is this thread's."""
 
     def __init__(
-        self, owner: Owner, options: TransferOptions, clock: Clock, *, tls: Tls | None, incarnation: int, name: str
+        self,
+        owner: Owner,
+        options: TransferOptions,
+        clock: Clock,
+        *,
+        tls: Tls | None,
+        incarnation: int,
+        numbers: Iterator[int],
+        index: int,
+        name: str,
     ) -> None:
         self._owner = owner
         self._options = options
@@ -62,76 +78,74 @@ class Switchboard:
         self._selector = selectors.DefaultSelector()
         self._waker = Waker()
         self._tasks: deque[Callable[[], None]] = deque()
+        self._lock = threading.Lock()  # around `_tasks` and the two flags below
         self._signalled = False
+        self._closed = False  # no task is taken any more
         self._stopping = False
         self._connections: dict[int, Connection] = {}
         self._dirty: set[int] = set()  # connections to flush at the end of this turn
         self._unread: set[int] = set()  # connections whose channel holds received bytes: no selector reports them
         self._later: dict[int, float] = {}  # connections to flush at a time: the bandwidth cap holds them back
-        self._next_number = 0
+        self._numbers = numbers
+        self._index = index
         self._tick_s = min(0.25, options.heartbeat_s / 4, options.progress_timeout_s / 8)
         self._ticked_s = clock.monotonic()
         self._selector.register(self._waker, selectors.EVENT_READ, self._woken)
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{name}-{index}", daemon=True)
 
     # ── any thread ──
 
     def start(self) -> None:
         self._thread.start()
 
-    def post(self, task: Callable[[], None]) -> None:
-        """Run `task` in the I/O thread soon; dropped once the thread is stopping."""
-        self._tasks.append(task)
-        if not self._signalled:
-            self._signalled = True
+    def post(self, task: Callable[[], None]) -> bool:
+        """Run `task` in the I/O thread soon; return False when that has ended, and the task will not run."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._tasks.append(task)
+            signalled, self._signalled = self._signalled, True
+        if not signalled:
             self._waker.wake()
+        return True
 
     def call(self, task: Callable[[], None]) -> None:
         """Run `task` in the I/O thread and return when it has run; re-raises what it raised."""
-        if threading.current_thread() is self._thread or not self._thread.is_alive():
+        done, errors = threading.Event(), list[BaseException]()
+        if self._here or not self.post(partial(_run_and_tell, task, done, errors)):
             task()
             return
-        done, errors = threading.Event(), list[BaseException]()
-        self.post(partial(_run_and_tell, task, done, errors))
-        while not done.wait(0.1):
-            if not self._thread.is_alive():
-                return  # stopped: no thread touches anything any more
+        done.wait()
         if errors:
             raise errors[0]
 
     def stop(self) -> None:
         """End the thread and join it. Idempotent."""
         if self._thread.is_alive():
-            self.post(self._request_stop)
+            self.request_stop()
             self._thread.join()
 
-    @property
-    def num_connections(self) -> int:
-        return len(self._connections)
-
-    @property
-    def goodput_bytes_per_s(self) -> float:
-        """The best that a connection did while it had something to send; 0 before the first measurement."""
-        return max((connection.meter.bytes_per_s for connection in self.connections()), default=0.0)
-
-    # ── the I/O thread ──
+    def request_stop(self) -> None:
+        """Let the thread end soon."""
+        self.post(self._request_stop)
 
     def emit(self, connection: int, frame: bytes) -> None:
-        """Queue a control frame; see Wire."""
-        target = self._connections.get(connection)
-        if target is not None:
-            target.send(frame)
-            self._dirty.add(connection)
-
-    def release(self, connection: int, transfer: bytes) -> None:
-        """Let go of a transfer's blocks; see Wire."""
-        target = self._connections.get(connection)
-        if target is not None:
-            target.release(transfer)
+        """Queue a control frame; dropped when the connection is gone."""
+        self._do(partial(self._emit, connection, frame))
 
     def flush_soon(self, connection: int) -> None:
         """Look for something to send there at the end of this turn."""
-        self._dirty.add(connection)
+        self._do(partial(self._dirty.add, connection))
+
+    def drop_soon(self, connection: Connection, verdict: Verdict) -> None:
+        """Close a connection, not within what is going on in this thread."""
+        connection.doomed = verdict
+        self.post(partial(self.drop, connection, verdict))
+
+    def connections(self) -> list[Connection]:
+        return list(self._connections.values())
+
+    # ── the I/O thread ──
 
     def flush_at(self, connection: int, when_s: float) -> None:
         """Look for something to send there at `when_s`."""
@@ -140,17 +154,13 @@ class Switchboard:
     def get(self, connection: int) -> Connection | None:
         return self._connections.get(connection)
 
-    def connections(self) -> list[Connection]:
-        return list(self._connections.values())
-
     def listen(self, listener: socket.socket, accept: Callable[[int], None]) -> None:
         """Call `accept` when `listener` has something. Before `start`."""
         self._selector.register(listener, selectors.EVENT_READ, accept)
 
     def reserve(self) -> int:
         """Return a number for a connection that will be added later."""
-        self._next_number += 1
-        return self._next_number
+        return next(self._numbers)
 
     def add(
         self,
@@ -160,8 +170,12 @@ class Switchboard:
         *,
         connecting: bool,
         number: int | None = None,
+        pair: int | None = None,
     ) -> None:
-        """Take over a socket and begin its handshake, once its connect is through if it is `connecting`."""
+        """Take over a socket and begin its handshake, once its connect is through if it is `connecting`.
+
+        `pair` is the number of the first lane that this one shall join, if it is known.
+        """
         tune(sock, self._options)
         connection = Connection(
             self.reserve() if number is None else number,
@@ -173,28 +187,66 @@ class Switchboard:
             options=self._options,
             clock=self._clock,
             connecting=connecting,
+            pair=pair,
+            home=self._index,
         )
-        self._connections[connection.number] = connection
-        self._watch(connection)
+        self._take_over(connection)
         if not connecting:
             self._guard(connection, connection.start)
-            self._dirty.add(connection.number)
+
+    def give(self, connection: Connection, other: Switchboard) -> None:
+        """Hand a connection over to another thread. Not while this one is inside the connection."""
+        if connection.number not in self._connections:
+            return  # dropped meanwhile
+        self._forget(connection)
+        connection.home = other._index
+        if not other.post(partial(other._take_over, connection)):
+            self._lose(connection, _SHUTDOWN)
 
     def drop(self, connection: Connection, verdict: Verdict) -> None:
         """Close a connection and end its transfers. Its buffers go first, so nothing touches their blocks."""
-        if self._connections.pop(connection.number, None) is None:
-            return
+        if connection.number in self._connections:
+            self._forget(connection)
+            self._lose(connection, verdict)
+
+    # ── inside ──
+
+    @property
+    def _here(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _do(self, task: Callable[[], None]) -> None:
+        """Run `task` in the I/O thread: now, if this is it."""
+        if self._here:
+            task()
+        else:
+            self.post(task)
+
+    def _emit(self, connection: int, frame: bytes) -> None:
+        target = self._connections.get(connection)
+        if target is not None:
+            target.send(frame)
+            self._dirty.add(connection)
+
+    def _take_over(self, connection: Connection) -> None:
+        self._connections[connection.number] = connection
+        self._watch(connection)
+        self._dirty.add(connection.number)
+        if connection.doomed is not None:  # while it was between two threads
+            self.drop(connection, connection.doomed)
+
+    def _forget(self, connection: Connection) -> None:
+        del self._connections[connection.number]
         self._dirty.discard(connection.number)
         self._unread.discard(connection.number)
         self._later.pop(connection.number, None)
         if connection.interest:
             self._selector.unregister(connection.sock)
-        with suppress(OSError):
-            connection.sock.shutdown(socket.SHUT_WR)
-        connection.sock.close()
-        self._owner.lost(connection.number, verdict)
+            connection.interest = 0
 
-    # ── inside ──
+    def _lose(self, connection: Connection, verdict: Verdict) -> None:
+        connection.close()
+        self._owner.lost(connection, verdict)
 
     def _request_stop(self) -> None:
         self._stopping = True
@@ -204,7 +256,8 @@ class Switchboard:
             while not self._stopping:
                 self._turn()
         except Exception:
-            logger.exception("The KV I/O thread failed; all of its transfers end.")
+            logger.exception("A KV I/O thread failed; all transfers end.")
+            self._owner.crashed()
         finally:
             self._stopping = True
             self._shut()
@@ -214,8 +267,7 @@ class Switchboard:
             key.data(mask)
         for connection in [self._connections[number] for number in self._unread]:
             self._handle(connection, selectors.EVENT_READ)
-        while self._tasks:
-            self._tasks.popleft()()
+        self._run_tasks()
         now_s = self._clock.monotonic()
         if now_s - self._ticked_s >= self._tick_s:
             self._ticked_s = now_s
@@ -231,42 +283,26 @@ class Switchboard:
             return 0.0
         now_s = self._clock.monotonic()
         waits = [when_s - now_s for when_s in self._later.values()]
-        if self._connections or self._owner.active():
+        if self._connections or (self._index == 0 and self._owner.active()):
             waits.append(self._ticked_s + self._tick_s - now_s)
         return max(0.0, min(waits)) if waits else None
 
     def _woken(self, mask: int) -> None:
         self._waker.clear()
-        self._signalled = False
+        with self._lock:
+            self._signalled = False
+
+    def _run_tasks(self) -> None:
+        while self._tasks:
+            self._tasks.popleft()()
 
     def _tick(self, now_s: float) -> None:
         for connection in self.connections():
-            verdict = self._overdue(connection, now_s)
+            verdict = overdue(connection, self._options, now_s, busy=self._owner.busy(connection.pair))
             if verdict is not None:
                 self.drop(connection, verdict)
-        self._owner.tick()
-
-    def _overdue(self, connection: Connection, now_s: float) -> Verdict | None:
-        options = self._options
-        name = f"{connection.peer[0]}:{connection.peer[1]}"
-        if not connection.ready:
-            if now_s < connection.deadline_s:
-                return None
-            what = "could not be reached" if connection.connecting else "did not finish the handshake"
-            reason = Reason.PEER_LOST if connection.connecting else Reason.HANDSHAKE
-            return Verdict("failed", reason, f"{name} {what} within {options.handshake_timeout_s:g} s.")
-        if not self._owner.busy(connection.number):
-            connection.heard_s = now_s
-            return Verdict("failed", Reason.PEER_LOST, "Its keys were used up.") if connection.channel.worn else None
-        # a little before its transfers give up, so that the dead connection goes too and the next transfer dials anew
-        limit_s = 0.9 * options.progress_timeout_s
-        silent = now_s - connection.heard_s > limit_s
-        stuck = connection.wants_write and now_s - connection.moved_s > limit_s
-        flooded = connection.control_backlog_bytes > _MAX_CONTROL_BACKLOG
-        if silent or stuck or flooded:
-            what = "sent nothing" if silent else "took nothing"
-            return Verdict("failed", Reason.STALLED, f"{name} {what} for {limit_s:g} s.")
-        return None
+        if self._index == 0:
+            self._owner.tick()
 
     def _handle(self, connection: Connection, mask: int) -> None:
         if connection.number not in self._connections:
@@ -301,14 +337,20 @@ class Switchboard:
         """Tell the selector what this connection waits for."""
         if connection.number not in self._connections:
             return
-        (self._unread.add if connection.channel.buffered() else self._unread.discard)(connection.number)
         interest = selectors.EVENT_WRITE if connection.wants_write else 0
-        if not connection.connecting:
+        self._unread.discard(connection.number)
+        if connection.waits_for_room:
+            self.flush_at(connection.number, self._clock.monotonic() + _ROOM_S)
+        elif not connection.connecting:
             interest |= selectors.EVENT_READ
+            if connection.channel.buffered():
+                self._unread.add(connection.number)
         if interest == connection.interest:
             return
         data = partial(self._handle, connection)
-        if connection.interest:
+        if not interest:
+            self._selector.unregister(connection.sock)
+        elif connection.interest:
             self._selector.modify(connection.sock, interest, data)
         else:
             self._selector.register(connection.sock, interest, data)
@@ -318,13 +360,26 @@ class Switchboard:
         """Flush what the kernel takes at once, close everything, and run what was still asked of this thread."""
         for connection in self.connections():
             self._guard(connection, connection.flush)
-            self.drop(connection, Verdict("cancelled", Reason.SHUTDOWN, "This worker is shutting down."))
-        self._owner.closing()
-        while self._tasks:
-            self._tasks.popleft()()
-        self._owner.stopped()
+            self.drop(connection, _SHUTDOWN)
+        if self._index == 0:
+            self._owner.closing()
+        self._close()
+        if self._index == 0:
+            self._owner.stopped()
         self._selector.close()
         self._waker.close()
+
+    def _close(self) -> None:
+        """Run what is still asked of this thread, then take no more."""
+        while not self._closed:
+            try:
+                self._run_tasks()
+            except Exception:
+                logger.exception("A task failed while a KV I/O thread was ending.")
+            for connection in self.connections():
+                self.drop(connection, _SHUTDOWN)  # another thread had just given it
+            with self._lock:
+                self._closed = not self._tasks
 
 
 def _run_and_tell(task: Callable[[], None], done: threading.Event, errors: list[BaseException]) -> None:

@@ -1,4 +1,4 @@
-"""The decode side over TCP: one pooled connection per prefill worker, and the book that decides."""
+"""The decode side over TCP: one pooled pair of workers per prefill worker, and the book that decides."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from dataclasses import replace
 from functools import partial
 
 from tollbridge.clock import Clock, SystemClock
+from tollbridge.errors import HandshakeError
 from tollbridge.transfer.base import Fingerprint, KVMemory, LoadRequest, Reason, TransferEnd, TransferStatistics
-from tollbridge.transfer.channel import maybe_tls
-from tollbridge.transfer.compose import require_table
+from tollbridge.transfer.compose import require_load
+from tollbridge.transfer.connection import Connection
 from tollbridge.transfer.frames import Header, transfer_key
-from tollbridge.transfer.handshake import DialHandshake, Identity
+from tollbridge.transfer.handshake import DialHandshake, Identity, Place
+from tollbridge.transfer.lanes import Lanes
 from tollbridge.transfer.ledger import Ledger
+from tollbridge.transfer.monitor import Monitor
 from tollbridge.transfer.net import is_numeric
 from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.receive_book import ReceiveBook
+from tollbridge.transfer.stage import NOWHERE, Landing
 from tollbridge.transfer.switchboard import Switchboard
 from tollbridge.transfer.tally import Verdict
-from tollbridge.transfer.writer import OutgoingFrame
 
 logger = logging.getLogger(__name__)
 
@@ -47,17 +50,17 @@ class TcpReceiver:
         self._side = _ReceiveSide(memory, fingerprint, options, clock, self._ledger)
 
     def open(self, load: LoadRequest) -> None:
-        """Ask for `load`; TransferError when its id is malformed or active here, ValueError when the table is short."""
+        """Ask for `load`; TransferError when its id is malformed or active here, ValueError when it does not fit."""
         transfer_key(load.transfer_id)
         load = replace(load, block_table=tuple(load.block_table))
-        require_table(self._memory, load.block_table, load.first_token + load.num_tokens)
+        require_load(self._memory, load)
         self._ledger.begin(load.transfer_id)
-        self._side.board.post(partial(self._side.open, load))
+        self._side.lanes.post(partial(self._side.open, load))
 
     def cancel(self, transfer_id: str, detail: str) -> None:
         """Stop the wire and end as cancelled unless ended."""
         verdict = Verdict("cancelled", Reason.CANCELLED, detail)
-        self._side.board.post(partial(self._side.book.cancel, transfer_key(transfer_id), verdict))
+        self._side.lanes.post(partial(self._side.cancel, transfer_key(transfer_id), verdict))
 
     def poll(self) -> list[TransferEnd]:
         return self._ledger.poll()
@@ -66,20 +69,21 @@ class TcpReceiver:
         self._ledger.set_listener(notify)
 
     def statistics(self) -> TransferStatistics:
-        return self._ledger.statistics(self._side.board.num_connections)
+        return self._ledger.statistics(len(self._side.lanes.connections()))
 
     def check(self) -> None:
         self._ledger.check()
-        self._side.board.call(self._side.book.check)
+        self._side.check()
 
     def close(self) -> None:
-        """End everything as cancelled(shutdown), join the thread, close the sockets. Idempotent."""
+        """End everything as cancelled(shutdown), join the threads, close the sockets. Idempotent."""
         self._ledger.close()
-        self._side.board.stop()
+        self._side.lanes.stop()
+        self._side.stage.close()
 
 
 class _ReceiveSide:
-    """What lives in the I/O thread: the switchboard's Owner."""
+    """What the I/O threads share: the switchboards' Owner. The book is used inside turns of the monitor only."""
 
     def __init__(
         self, memory: KVMemory, fingerprint: Fingerprint, options: TransferOptions, clock: Clock, ledger: Ledger
@@ -87,80 +91,135 @@ class _ReceiveSide:
         self._clock = clock
         self._ledger = ledger
         self._identity = Identity(fingerprint=fingerprint, secret=options.secret or b"")
-        self._pool: dict[Address, int] = {}  # one connection per peer; several streams would make this a list
+        self._pool: dict[Address, int] = {}  # the pair of each peer
+        self._narrow: set[int] = set()  # pairs whose other lanes are still to be dialled
         self._incarnations: dict[Address, bytes] = {}
         incarnation = self._identity.short
-        tls = maybe_tls(options.tls)
-        self.board = Switchboard(self, options, clock, tls=tls, incarnation=incarnation, name="kv-receive")
-        self.book = ReceiveBook(
-            memory, incarnation=incarnation, options=options, clock=clock, ledger=ledger, wire=self.board
+        self.stage = memory.stage(max_payload_bytes=options.max_frame_bytes, ring_bytes=options.ring_bytes)
+        self.lanes = Lanes(self, options, clock, self.stage, incarnation=incarnation, name="kv-receive")
+        self._monitor = Monitor(self.lanes, ledger)
+        self._book = ReceiveBook(
+            memory,
+            incarnation=incarnation,
+            options=options,
+            clock=clock,
+            ledger=self._monitor,
+            wire=self._monitor,
+            max_payload_bytes=self.stage.max_payload_bytes,
         )
-        self.board.start()
+        self.lanes.start()
+
+    # ── the engine, by way of the first thread ──
 
     def open(self, load: LoadRequest) -> None:
-        """Enter `load` on the connection of its peer, dialling when there is none."""
+        """Enter `load` on the pair of its peer, dialling when there is none."""
         address = (load.host, load.port)
-        number = self._pool.get(address)
-        is_new = number is None
-        if number is None:
-            number = self._pool[address] = self.board.reserve()
-        target = self.board.get(number)
-        if target is not None and not self.book.busy(number):
-            target.heard_s = self._clock.monotonic()  # its silence so far was idleness
-        self.book.open(load, number, connected=target is not None and target.ready)
+        with self._monitor:
+            number = self._pool.get(address)
+            is_new = number is None
+            if number is None:
+                number = self._pool[address] = self.lanes.first.reserve()
+                self._narrow.add(number)
+            if not self._book.busy(number):
+                for lane in self.lanes.of(number):
+                    lane.heard_s = self._clock.monotonic()  # its silence so far was idleness
+            self._book.open(load, number, connected=bool(self.lanes.of(number)))
         if is_new:
             self._dial(number, address)
 
+    def cancel(self, transfer: bytes, verdict: Verdict) -> None:
+        with self._monitor:
+            self._book.cancel(transfer, verdict)
+
+    def check(self) -> None:
+        with self._monitor:
+            self._book.check()
+        self.stage.check()
+
     # ── Owner ──
 
-    def connected(self, connection: int) -> None:
-        target = self.board.get(connection)
-        assert target is not None
-        before = self._incarnations.get(target.peer)
-        if before is not None and before != target.peer_incarnation:
-            logger.info("The prefill worker at %s:%d was restarted.", *target.peer)
-        self._incarnations[target.peer] = target.peer_incarnation
-        self.book.connected(connection)
+    def connected(self, connection: Connection) -> None:
+        """Take a lane in. HandshakeError when its pair is gone, or the first lane met another process."""
+        with self._monitor:
+            if not connection.is_first:
+                first = next(iter(self.lanes.of(connection.pair)), None)
+                if first is None or first.peer_incarnation != connection.peer_incarnation:
+                    raise HandshakeError("The first connection of this pair is gone.")
+                self.lanes.join(connection)
+                return
+            self._note_restart(connection)
+            self.lanes.join(connection)
+            self._book.connected(connection.number)
 
-    def lost(self, connection: int, verdict: Verdict) -> None:
-        self._pool = {address: number for address, number in self._pool.items() if number != connection}
-        self.book.lost(connection, verdict)
-        self.book.forget(connection)
+    def lost(self, connection: Connection, verdict: Verdict) -> None:
+        if not connection.is_first and not connection.joined:
+            logger.warning("Lane to %s:%d was not used: %s", *connection.peer, verdict.detail)
+            return
+        self._end_pair(connection.pair, verdict)
+        self.lanes.part(connection, verdict)
 
-    def busy(self, connection: int) -> bool:
-        return self.book.busy(connection)
+    def busy(self, pair: int) -> bool:
+        return self._book.busy(pair)
 
     def active(self) -> bool:
-        return len(self.book) > 0
+        return len(self._book) > 0
 
     def tick(self) -> None:
-        self.book.tick()
+        with self._monitor:
+            self._book.tick()
+
+    def crashed(self) -> None:
+        self.lanes.request_stop()
 
     def closing(self) -> None:
         self._ledger.close()
 
     def stopped(self) -> None:
-        self.book.close(Verdict("cancelled", Reason.SHUTDOWN, "This worker is shutting down."))
+        with self._monitor:
+            self._book.close(Verdict("cancelled", Reason.SHUTDOWN, "This worker is shutting down."))
 
-    def control(self, connection: int, header: Header, body: bytearray) -> None:
-        self.book.control(connection, header, body)
+    def control(self, pair: int, header: Header, body: bytearray) -> None:
+        with self._monitor:
+            self._book.control(pair, header, body)
+            widen = pair in self._narrow  # it answers, so it has taken in the first lane: others may join that
+            self._narrow.discard(pair)
+        if widen:
+            self._dial_others(pair)
 
-    def next_frame(self, connection: int) -> OutgoingFrame | None:
-        return None  # decode sends control frames only
+    def fill(self, connection: Connection) -> None:
+        """Nothing: decode sends control frames only."""
 
     def frame_sent(self, transfer: bytes) -> None:
-        """Nothing: see next_frame."""
+        """Nothing: see fill."""
 
-    def begin_data(self, connection: int, header: Header) -> list[memoryview] | None:
-        return self.book.begin_data(connection, header)
+    def begin_data(self, pair: int, header: Header) -> Landing | None:
+        with self._monitor:
+            if not self.stage.has_room():
+                return None
+            place = self._book.begin_data(pair, header)
+            return NOWHERE if place is None else self.stage.land(header.transfer, *place)
 
-    def data_moved(self, connection: int, header: Header) -> None:
-        self.book.data_moved(connection, header)
+    def data_moved(self, pair: int, header: Header) -> None:
+        self._book.data_moved(pair, header)  # no turn: it only notes the time
 
-    def end_data(self, connection: int, header: Header, checksum: int) -> None:
-        self.book.end_data(connection, header, checksum)
+    def end_data(self, pair: int, header: Header, checksum: int, landing: Landing) -> None:
+        with self._monitor:
+            self._book.end_data(pair, header, checksum, landing)
 
     # ── inside ──
+
+    def _note_restart(self, connection: Connection) -> None:
+        before = self._incarnations.get(connection.peer)
+        if before is not None and before != connection.peer_incarnation:
+            logger.info("The prefill worker at %s:%d was restarted.", *connection.peer)
+        self._incarnations[connection.peer] = connection.peer_incarnation
+
+    def _end_pair(self, pair: int, verdict: Verdict) -> None:
+        with self._monitor:
+            self._pool = {address: number for address, number in self._pool.items() if number != pair}
+            self._narrow.discard(pair)
+            self._book.lost(pair, verdict)
+            self._book.forget(pair)
 
     def _dial(self, number: int, address: Address) -> None:
         """Connect as `number`; a name is resolved in a thread of its own, because that can block for long."""
@@ -174,25 +233,46 @@ class _ReceiveSide:
             found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
             numeric = str(found[0][4][0])
         except OSError as error:
-            self.board.post(partial(self._unreachable, number, address, error))
+            self.lanes.post(partial(self._unreachable, number, address, error))
             return
-        self.board.post(partial(self._connect, number, address, numeric))
+        self.lanes.post(partial(self._connect, number, address, numeric))
 
     def _connect(self, number: int, address: Address, numeric: str | None = None) -> None:
-        """Start a TCP connect; the switchboard goes on when it is through."""
-        host, port = numeric or address[0], address[1]
-        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        sock.setblocking(False)
+        """Start the TCP connect of a first lane; the switchboard goes on when it is through."""
         try:
-            code = sock.connect_ex((host, port))
-            if code not in (0, errno.EINPROGRESS):
-                raise OSError(code, os.strerror(code))
+            sock = _begin_connect(numeric or address[0], address[1])
         except OSError as error:
-            sock.close()
             self._unreachable(number, address, error)
             return
-        self.board.add(sock, address, DialHandshake(self._identity), connecting=True, number=number)
+        self.lanes.first.add(sock, address, DialHandshake(self._identity), connecting=True, number=number)
 
     def _unreachable(self, number: int, address: Address, error: OSError) -> None:
         detail = f"Could not connect to the KV port {address[0]}:{address[1]}: {error}."
-        self.lost(number, Verdict("failed", Reason.PEER_LOST, detail))
+        self._end_pair(number, Verdict("failed", Reason.PEER_LOST, detail))
+
+    def _dial_others(self, pair: int) -> None:
+        """Dial lanes 1, 2, ... of a pair whose first lane is up, each in the thread of its number."""
+        first = self.lanes.of(pair)[0]
+        where = first.sock.getpeername()[:2]
+        for index, board in enumerate(self.lanes.boards[1:], start=1):
+            board.post(partial(self._connect_lane, board, first, where, index))
+
+    def _connect_lane(self, board: Switchboard, first: Connection, where: Address, index: int) -> None:
+        try:
+            sock = _begin_connect(*where)
+        except OSError as error:
+            logger.warning("Lane to %s:%d was not used: %s", *first.peer, error)
+            return
+        handshake = DialHandshake(self._identity, place=Place(first.place.pair, index))
+        board.add(sock, first.peer, handshake, connecting=True, pair=first.number)
+
+
+def _begin_connect(host: str, port: int) -> socket.socket:
+    """Return a socket whose connect to a numeric address is under way."""
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    code = sock.connect_ex((host, port))
+    if code not in (0, errno.EINPROGRESS):
+        sock.close()
+        raise OSError(code, os.strerror(code))
+    return sock

@@ -9,22 +9,25 @@ from dataclasses import replace
 from functools import partial
 
 from tollbridge.clock import Clock, SystemClock
-from tollbridge.errors import StartupError
+from tollbridge.errors import HandshakeError, StartupError
 from tollbridge.transfer.base import Fingerprint, KVMemory, Reason, TransferEnd, TransferStatistics
-from tollbridge.transfer.channel import maybe_tls
 from tollbridge.transfer.compose import compose, require_table
-from tollbridge.transfer.frames import HEADER_BYTES, Header, transfer_key
+from tollbridge.transfer.connection import Connection
+from tollbridge.transfer.frames import Header, transfer_key
 from tollbridge.transfer.handshake import AcceptHandshake, Identity
+from tollbridge.transfer.lanes import Lanes
 from tollbridge.transfer.ledger import Ledger
+from tollbridge.transfer.monitor import Monitor
 from tollbridge.transfer.net import listen
 from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.pacing import TokenBucket
 from tollbridge.transfer.send_book import SendBook
-from tollbridge.transfer.switchboard import Switchboard
+from tollbridge.transfer.stage import NOWHERE, Landing
 from tollbridge.transfer.tally import Verdict
-from tollbridge.transfer.writer import OutgoingFrame
 
 logger = logging.getLogger(__name__)
+
+_ROOM_S = 0.001  # how soon to look again for room in the stage
 
 
 class TcpSender:
@@ -58,7 +61,7 @@ class TcpSender:
         """Announce a transfer; TransferError when its id is malformed or active here."""
         transfer = transfer_key(transfer_id)
         self._ledger.begin(transfer_id)
-        self._side.board.post(partial(self._side.book.register, transfer, digest, num_tokens))
+        self._side.lanes.post(partial(self._side.register, transfer, digest, num_tokens))
 
     def publish(
         self, transfer_id: str, block_table: Sequence[int], num_tokens: int, *, layer: int | None = None
@@ -66,16 +69,16 @@ class TcpSender:
         """Say what is in memory; ValueError when `block_table` does not cover it or `layer` does not exist."""
         table = tuple(block_table)
         require_table(self._memory, table, num_tokens, layer)
-        self._side.board.post(partial(self._side.publish, transfer_key(transfer_id), table, num_tokens, layer))
+        self._side.lanes.post(partial(self._side.publish, transfer_key(transfer_id), table, num_tokens, layer))
 
     def rewind(self, transfer_id: str) -> None:
         """Forget what was published; on return no thread reads the blocks."""
-        self._side.board.call(partial(self._side.book.rewind, transfer_key(transfer_id)))
+        self._side.lanes.call(partial(self._side.rewind, transfer_key(transfer_id)))
 
     def cancel(self, transfer_id: str, detail: str) -> None:
         """End the transfer as cancelled unless it has ended."""
         verdict = Verdict("cancelled", Reason.CANCELLED, detail)
-        self._side.board.post(partial(self._side.book.cancel, transfer_key(transfer_id), verdict))
+        self._side.lanes.post(partial(self._side.cancel, transfer_key(transfer_id), verdict))
 
     def poll(self) -> list[TransferEnd]:
         return self._ledger.poll()
@@ -84,121 +87,173 @@ class TcpSender:
         self._ledger.set_listener(notify)
 
     def statistics(self) -> TransferStatistics:
-        statistics = self._ledger.statistics(self._side.board.num_connections)
-        goodput = self._side.board.goodput_bytes_per_s or statistics.goodput_bytes_per_s
+        statistics = self._ledger.statistics(len(self._side.lanes.connections()))
+        goodput = self._side.lanes.best_goodput_bytes_per_s or statistics.goodput_bytes_per_s
         return replace(statistics, goodput_bytes_per_s=goodput)  # a transfer's own rate includes waits for the engine
 
     def check(self) -> None:
         self._ledger.check()
-        self._side.board.call(self._side.book.check)
+        self._side.check()
 
     def close(self) -> None:
-        """End everything as cancelled(shutdown), join the thread, close the sockets. Idempotent."""
+        """End everything as cancelled(shutdown), join the threads, close the sockets. Idempotent."""
         self._ledger.close()
-        self._side.board.stop()
+        self._side.lanes.stop()
+        self._side.stage.close()
 
 
 class _SendSide:
-    """What lives in the I/O thread: the switchboard's Owner."""
+    """What the I/O threads share: the switchboards' Owner. The book is used inside turns of the monitor only."""
 
     def __init__(
         self, memory: KVMemory, fingerprint: Fingerprint, options: TransferOptions, clock: Clock, ledger: Ledger
     ) -> None:
-        self._memory = memory
         self._options = options
         self._clock = clock
         self._ledger = ledger
         self._identity = Identity(fingerprint=fingerprint, secret=options.secret or b"")
         self._bucket = TokenBucket(options.bandwidth_cap_bytes_per_s, clock.monotonic())
-        tls = maybe_tls(options.tls)
+        self._pairs: dict[tuple[bytes, bytes], int] = {}  # (incarnation, pair id) -> number of the first lane
         self._listener = _listen(options)
         self.bound: tuple[str, int] = self._listener.getsockname()[:2]
         incarnation = self._identity.short
-        name = f"kv-send-{self.bound[1]}"
-        self.board = Switchboard(self, options, clock, tls=tls, incarnation=incarnation, name=name)
-        self.book = SendBook(
-            memory, incarnation=incarnation, options=options, clock=clock, ledger=ledger, wire=self.board
+        self.stage = memory.stage(max_payload_bytes=options.max_frame_bytes, ring_bytes=options.ring_bytes)
+        self.lanes = Lanes(self, options, clock, self.stage, incarnation=incarnation, name=f"kv-send-{self.bound[1]}")
+        self._monitor = Monitor(self.lanes, ledger)
+        self._book = SendBook(
+            memory, incarnation=incarnation, options=options, clock=clock, ledger=self._monitor, wire=self._monitor
         )
-        self.board.listen(self._listener, self._accept)
-        self.board.start()
+        self.lanes.first.listen(self._listener, self._accept)
+        self.lanes.start()
+
+    # ── the engine, by way of the first thread ──
+
+    def register(self, transfer: bytes, digest: bytes, num_tokens: int) -> None:
+        with self._monitor:
+            self._wake(self._book.register(transfer, digest, num_tokens))
 
     def publish(self, transfer: bytes, table: tuple[int, ...], num_tokens: int, layer: int | None) -> None:
-        connection = self.book.publish(transfer, table, num_tokens, layer)
-        if connection is not None:
-            self.board.flush_soon(connection)
+        with self._monitor:
+            self._wake(self._book.publish(transfer, table, num_tokens, layer))
+
+    def rewind(self, transfer: bytes) -> None:
+        with self._monitor:
+            self._book.rewind(transfer)
+
+    def cancel(self, transfer: bytes, verdict: Verdict) -> None:
+        with self._monitor:
+            self._book.cancel(transfer, verdict)
+
+    def check(self) -> None:
+        with self._monitor:
+            self._book.check()
+        self.stage.check()
 
     # ── Owner ──
 
-    def connected(self, connection: int) -> None:
-        target = self.board.get(connection)
-        assert target is not None
-        logger.debug("Decode worker %s:%d (%s) connected.", *target.peer, target.peer_incarnation.hex()[:8])
+    def connected(self, connection: Connection) -> None:
+        """Take a lane in. HandshakeError when its pair is not here."""
+        pair_id, lane = connection.place
+        key = (connection.peer_incarnation, pair_id)
+        with self._monitor:
+            if lane == 0 and key not in self._pairs:
+                self._pairs[key] = connection.number
+            elif lane == 0 or key not in self._pairs:
+                raise HandshakeError(f"Lane {lane} names a pair of connections that is not here.")
+            connection.pair = self._pairs[key]
+            self.lanes.join(connection)
+        self.lanes.post(partial(self.lanes.move, connection))
+        logger.debug(
+            "Decode worker %s:%d (%s), lane %d.", *connection.peer, connection.peer_incarnation.hex()[:8], lane
+        )
 
-    def lost(self, connection: int, verdict: Verdict) -> None:
-        self.book.lost(connection, verdict)
+    def lost(self, connection: Connection, verdict: Verdict) -> None:
+        if connection.joined:
+            with self._monitor:
+                self._pairs = {key: pair for key, pair in self._pairs.items() if pair != connection.pair}
+                self._book.lost(connection.pair, verdict)
+            self.lanes.part(connection, verdict)
 
-    def busy(self, connection: int) -> bool:
-        return self.book.busy(connection)
+    def busy(self, pair: int) -> bool:
+        return self._book.busy(pair)
 
     def active(self) -> bool:
-        return len(self.book) > 0
+        return len(self._book) > 0
 
     def tick(self) -> None:
-        self.book.tick()
+        with self._monitor:
+            self._book.tick()
+
+    def crashed(self) -> None:
+        self.lanes.request_stop()
 
     def closing(self) -> None:
         self._ledger.close()
 
     def stopped(self) -> None:
         self._listener.close()
-        self.book.close(Verdict("cancelled", Reason.SHUTDOWN, "This worker is shutting down."))
+        with self._monitor:
+            self._book.close(Verdict("cancelled", Reason.SHUTDOWN, "This worker is shutting down."))
 
-    def control(self, connection: int, header: Header, body: bytearray) -> None:
-        self.book.control(connection, header, body)
+    def control(self, pair: int, header: Header, body: bytearray) -> None:
+        with self._monitor:
+            self._book.control(pair, header, body)
+            self._wake(pair)
 
-    def next_frame(self, connection: int) -> OutgoingFrame | None:
-        target = self.board.get(connection)
-        if target is None or not self.book.busy(connection):
-            return None
-        now_s = self._clock.monotonic()
-        wait_s = self._bucket.wait_s(now_s)
-        if wait_s > 0:
-            self.board.flush_at(connection, now_s + wait_s)
-            return None
-        taken = self.book.take(connection, target.sizer.frame_bytes, target.meter.bytes_per_s)
-        if taken is None:
-            return None
-        session, chunk = taken
-        payload_bytes = chunk.num_tokens * self._memory.token_bytes
-        self._bucket.take(payload_bytes, now_s)
-        buffers = compose(session, chunk, self._memory, self._identity.short)
-        return OutgoingFrame(session.transfer, buffers, HEADER_BYTES + payload_bytes)
+    def fill(self, connection: Connection) -> None:
+        while connection.num_staged < self.stage.depth and self._stage_one(connection):
+            pass
 
     def frame_sent(self, transfer: bytes) -> None:
-        self.book.frame_sent(transfer)
+        with self._monitor:
+            self._book.frame_sent(transfer)
 
-    def begin_data(self, connection: int, header: Header) -> list[memoryview] | None:
-        return None  # decode sends no DATA; whatever comes is drained
+    def begin_data(self, pair: int, header: Header) -> Landing | None:
+        return NOWHERE  # decode sends no DATA; whatever comes is drained
 
-    def data_moved(self, connection: int, header: Header) -> None:
+    def data_moved(self, pair: int, header: Header) -> None:
         """Nothing: see begin_data."""
 
-    def end_data(self, connection: int, header: Header, checksum: int) -> None:
+    def end_data(self, pair: int, header: Header, checksum: int, landing: Landing) -> None:
         """Nothing: see begin_data."""
 
     # ── inside ──
+
+    def _stage_one(self, connection: Connection) -> bool:
+        """Push the next frame of the pair to one of its lanes; return whether there was one."""
+        now_s = self._clock.monotonic()
+        with self._monitor:
+            wait_s = self._bucket.wait_s(now_s) if self.stage.has_room() else _ROOM_S
+            if wait_s > 0 and self._book.busy(connection.pair):
+                self.lanes.flush_at(connection, now_s + wait_s)
+                return False
+            max_bytes = min(connection.sizer.frame_bytes, self.stage.max_payload_bytes)
+            taken = self._book.take(connection.pair, max_bytes, self.lanes.goodput_bytes_per_s(connection.pair))
+            connection.hungry = taken is None
+            if taken is None:
+                return False
+            frame = compose(*taken, self.stage, self._identity.short)
+            self._bucket.take(frame.parcel.num_bytes, now_s)
+            connection.push(frame)
+            self._wake(connection.pair)
+        return True
+
+    def _wake(self, pair: int | None) -> None:
+        """Let a lane look for frames, if there are any."""
+        if pair is not None and self._book.has_data(pair):
+            self.lanes.wake(pair)
 
     def _accept(self, mask: int) -> None:
         try:
             sock, peer = self._listener.accept()
         except OSError:
             return  # the dialler left before we came
-        connections = self.board.connections()
+        connections = self.lanes.connections()
         unauthenticated = sum(not connection.ready for connection in connections)
         if unauthenticated >= self._options.max_unauthenticated or len(connections) >= self._options.max_connections:
             sock.close()
             return
-        self.board.add(sock, (str(peer[0]), int(peer[1])), AcceptHandshake(self._identity), connecting=False)
+        self.lanes.first.add(sock, (str(peer[0]), int(peer[1])), AcceptHandshake(self._identity), connecting=False)
 
 
 def _listen(options: TransferOptions) -> socket.socket:

@@ -16,7 +16,7 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tollbridge.transfer.memory import BufferMemory
+from tollbridge.transfer.memory import BufferMemory, HostMemory
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Region:
     num_bytes: int
 
 
-class BlockMemory:
+class BlockMemory(HostMemory):
     """A KVMemory over host memory which vLLM owns and keeps for the life of the process."""
 
     block_size = 1  # pieces
@@ -35,7 +35,7 @@ class BlockMemory:
     def __init__(self, regions: Sequence[Region], *, num_blocks: int, block_bytes: int) -> None:
         self.num_layers = len(regions)
         self.num_blocks = num_blocks
-        self.token_bytes = block_bytes
+        self.granule_bytes = block_bytes
         self._layers = [
             BufferMemory(
                 (ctypes.c_char * region.num_bytes).from_address(region.address),

@@ -8,23 +8,27 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from tollbridge.transfer.lanes import Lanes
 from tollbridge.transfer.ledger import Ledger
 from tollbridge.transfer.receive_book import ReceiveBook
 from tollbridge.transfer.send_book import SendBook
-from tollbridge.transfer.switchboard import Switchboard
 from tollbridge.transfer.tally import Verdict
 
 
 @contextmanager
 def _deaf_release(kind: str) -> Iterator[None]:
     """One side's connections do not let go of blocks in the middle of a frame."""
-    release = Switchboard.release
+    release, settle = Lanes.release, Lanes.settle
 
-    def maybe_release(board: Switchboard, connection: int, transfer: bytes) -> None:
-        if not board._thread.name.startswith(kind):
-            release(board, connection, transfer)
+    def maybe_release(lanes: Lanes, connection: int, transfer: bytes) -> None:
+        if not lanes.first._thread.name.startswith(kind):
+            release(lanes, connection, transfer)
 
-    with patch.object(Switchboard, "release", maybe_release):
+    def maybe_settle(lanes: Lanes, connection: int, transfer: bytes) -> None:
+        if not lanes.first._thread.name.startswith(kind):
+            settle(lanes, connection, transfer)
+
+    with patch.object(Lanes, "release", maybe_release), patch.object(Lanes, "settle", maybe_settle):
         yield
 
 
@@ -44,7 +48,7 @@ def missed_end() -> Iterator[None]:
     lost = ReceiveBook.lost
 
     def forget(book: ReceiveBook, connection: int, verdict: Verdict) -> None:
-        book._ledger, ledger = SimpleNamespace(end=lambda end: None), book._ledger  # type: ignore[assignment]
+        book._ledger, ledger = SimpleNamespace(end=lambda end: None), book._ledger
         try:
             lost(book, connection, verdict)
         finally:

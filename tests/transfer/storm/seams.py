@@ -70,6 +70,7 @@ def simulated(network: SimNetwork, port: int) -> Iterator[None]:
         "switchboard.Waker": SimWaker,
         "switchboard.Switchboard.start": lambda board: None,
         "switchboard.Switchboard.call": _call,
+        "switchboard.Switchboard._here": True,
         "tcp_send.listen": lambda options: network.listen(port),
         "tcp_receive.socket": SimpleNamespace(
             socket=lambda *kind: SimSocket(network),

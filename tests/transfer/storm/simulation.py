@@ -185,7 +185,7 @@ class Simulation:
 
 
 def _board(side: Any) -> Switchboard:
-    board: Switchboard = side._side.board
+    board: Switchboard = side._side.lanes.first
     return board
 
 

@@ -1,0 +1,205 @@
+"""How KV gets from a cache to a socket and back: the seam between a medium and the kind of memory behind it.
+
+The send side *lifts* a span into a `Parcel`, whose bytes go to the socket once `load` returned them. The receive side
+*lands* a payload: it fills the buffers of a `Landing`, and `commit` says that they hold what was meant. In host memory
+both alias the cache (`DirectStage`, below); GPU memory goes through a ring of pinned host memory (staging.py).
+
+Who still touches the blocks, the question that ends of transfers hang on, has one answer here: nobody once
+`Parcel.settle` returned, and nobody once `Stage.settle` returned for a transfer whose landings are committed or closed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from xxhash import xxh3_64
+
+
+class Span(NamedTuple):
+    """Tokens [first_token, first_token + num_tokens) of `layer`, in the blocks of `table`."""
+
+    layer: int
+    table: Sequence[int]
+    first_token: int
+    num_tokens: int
+
+
+class Fence(Protocol):
+    """A point in the work that was issued to a device; it is behind us once all work before it was done."""
+
+    def done(self) -> bool: ...
+    def wait(self) -> None: ...
+
+
+class Parcel(Protocol):
+    """The payload of one frame on its way out. Used by one thread at a time: its writer holds a lock."""
+
+    num_bytes: int
+
+    def load(self) -> tuple[int, list[memoryview]]:
+        """Return the checksum of the payload and its bytes; waits for a copy engine at most."""
+        ...
+
+    def settle(self, rest: list[memoryview] | None) -> list[memoryview]:
+        """Let go of the blocks. `rest` is what is left of the loaded frame (None: not loaded); return it, safe."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the parcel holds: it was sent, or nobody wants it. Lets go of the blocks too."""
+        ...
+
+
+class Landing(Protocol):
+    """Where the payload of one frame goes. No buffers: nobody wants it."""
+
+    buffers: Sequence[memoryview]
+
+    def commit(self) -> None:
+        """The buffers hold the payload and its checksum fits: bring it to its blocks."""
+        ...
+
+    def close(self) -> None:
+        """Give up on a payload that was not committed."""
+        ...
+
+
+class Stage(Protocol):
+    """One side's way between cache and sockets, shared by its connections. Thread-safe."""
+
+    @property
+    def depth(self) -> int:
+        """How many parcels a connection may hold ready behind the one that it sends; at least 1."""
+        ...
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """No frame may have more."""
+        ...
+
+    def join(self) -> None:
+        """One more connection shares the stage."""
+        ...
+
+    def leave(self) -> None: ...
+
+    def has_room(self) -> bool:
+        """Whether `lift` and `land` may be called now; one of them uses the room up."""
+        ...
+
+    def lift(self, span: Span) -> Parcel: ...
+
+    def land(self, transfer: bytes, span: Span, after: Fence) -> Landing:
+        """Return where a payload of `transfer` goes; the blocks are not touched before `after` is behind us."""
+        ...
+
+    def settle(self, transfer: bytes) -> None:
+        """Return when all that was committed for `transfer` is in its blocks."""
+        ...
+
+    def check(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class _Passed:
+    """The fence of memory that the CPU writes: what was issued has been done."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
+class _Nowhere:
+    """The landing of a payload that nobody wants."""
+
+    buffers: Sequence[memoryview] = ()
+
+    def commit(self) -> None:
+        """Nothing to bring anywhere."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+PASSED: Fence = _Passed()
+NOWHERE: Landing = _Nowhere()
+
+
+class Viewable(Protocol):
+    """Memory that the CPU can address."""
+
+    def views(self, layer: int, block_table: Sequence[int], first_token: int, num_tokens: int) -> list[memoryview]: ...
+
+
+class DirectStage:
+    """The stage of host memory: no copy, and nothing to wait for."""
+
+    depth = 1  # what is not copied need not be prepared ahead
+
+    def __init__(self, memory: Viewable, max_payload_bytes: int) -> None:
+        self.max_payload_bytes = max_payload_bytes
+        self._memory = memory
+
+    def join(self) -> None:
+        """Connections share nothing."""
+
+    def leave(self) -> None:
+        """See join."""
+
+    def has_room(self) -> bool:
+        return True
+
+    def lift(self, span: Span) -> Parcel:
+        return _DirectParcel(self._memory.views(span.layer, span.table, span.first_token, span.num_tokens))
+
+    def land(self, transfer: bytes, span: Span, after: Fence) -> Landing:
+        return _DirectLanding(self._memory.views(span.layer, span.table, span.first_token, span.num_tokens))
+
+    def settle(self, transfer: bytes) -> None:
+        """Committed is arrived."""
+
+    def check(self) -> None:
+        """No state, no invariant."""
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class _DirectParcel:
+    """Views of the cache, borrowed until they are sent."""
+
+    def __init__(self, views: list[memoryview]) -> None:
+        self.num_bytes = sum(map(len, views))
+        self._views = views
+
+    def load(self) -> tuple[int, list[memoryview]]:
+        checksum = xxh3_64()
+        update = checksum.update
+        for view in self._views:
+            update(view)
+        return checksum.intdigest(), self._views
+
+    def settle(self, rest: list[memoryview] | None) -> list[memoryview]:
+        if rest is None:
+            self._views = [memoryview(b"".join(self._views))]
+            return []
+        return [memoryview(b"".join(rest))]
+
+    def close(self) -> None:
+        self._views = []
+
+
+class _DirectLanding:
+    """Views of the cache, written by the socket."""
+
+    def __init__(self, views: list[memoryview]) -> None:
+        self.buffers: Sequence[memoryview] = views
+
+    def commit(self) -> None:
+        """The bytes are where they belong."""
+
+    def close(self) -> None:
+        """The blocks belong to the receiver, whatever is in them."""
