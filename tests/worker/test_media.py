@@ -57,14 +57,15 @@ def test_tls_reaches_the_media() -> None:
         media.make_sender(NoMemory(), FINGERPRINT)
 
 
-@pytest.mark.parametrize(
-    ("setting", "word"),
-    [
-        ({"media": "loopback"}, "loopback"),
-        ({"streams": 4}, "streams 4"),
-        ({"ring_mib": 64}, "ring_mib 64"),
-    ],
-)
-def test_settings_that_no_medium_has_are_refused(setting: dict[str, Any], word: str) -> None:
-    with pytest.raises(ConfigError, match=word):
-        maybe_media(ClusterConfig(transfer=TransferConfig(**setting)), WORKER, SECRET)
+def test_streams_and_ring_reach_the_media() -> None:
+    media = maybe_media(ClusterConfig(transfer=TransferConfig(streams=4, ring_mib=32)), WORKER, SECRET)
+    assert media is not None
+    assert (media.options.streams, media.options.ring_bytes) == (4, 32 << 20)
+    auto = maybe_media(ClusterConfig(), WORKER, SECRET)
+    assert auto is not None
+    assert (auto.options.streams, auto.options.ring_bytes) == (None, None)
+
+
+def test_loopback_is_refused() -> None:
+    with pytest.raises(ConfigError, match="loopback"):
+        maybe_media(ClusterConfig(transfer=TransferConfig(media="loopback")), WORKER, SECRET)

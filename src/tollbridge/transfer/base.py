@@ -77,12 +77,13 @@ class KVMemory(Protocol):
     block_size: int  # tokens
     granule: int  # tokens
     granule_bytes: int  # of one granule in one layer
+    num_streams: int  # connections that it takes to keep up with this memory, when the options name no number
 
     def fence(self) -> Fence:
         """Return a fence behind all that the calling thread has issued to this memory so far. Cheap, never blocks."""
         ...
 
-    def stage(self, *, max_payload_bytes: int, ring_bytes: int) -> Stage:
+    def stage(self, *, max_payload_bytes: int, ring_bytes: int | None) -> Stage:
         """Return a way between this memory and sockets, for one side; at most `ring_bytes` of host memory."""
         ...
 

@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable
 
 from tollbridge.clock import Clock
-from tollbridge.transfer.channel import maybe_tls
+from tollbridge.transfer.channel import Tls
 from tollbridge.transfer.connection import Connection
 from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.stage import Stage
@@ -27,10 +27,17 @@ class Lanes:
     """See the top of the file. The monitor's Wire. Pairs change inside a turn of the monitor only."""
 
     def __init__(
-        self, owner: Owner, options: TransferOptions, clock: Clock, stage: Stage, *, incarnation: int, name: str
+        self,
+        owner: Owner,
+        options: TransferOptions,
+        clock: Clock,
+        stage: Stage,
+        *,
+        tls: Tls | None,
+        num_streams: int,
+        incarnation: int,
+        name: str,
     ) -> None:
-        """Raise ConfigError when the TLS files cannot be used."""
-        tls = maybe_tls(options.tls)
         self._stage = stage
         self._pairs: dict[int, tuple[Connection, ...]] = {}  # by the number of the first lane
         numbers = itertools.count(1)
@@ -38,7 +45,7 @@ class Lanes:
             Switchboard(
                 owner, options, clock, tls=tls, incarnation=incarnation, numbers=numbers, index=index, name=name
             )
-            for index in range(options.streams)
+            for index in range(num_streams)
         ]
         self.first = self.boards[0]
 

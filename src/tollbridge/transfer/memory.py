@@ -18,6 +18,7 @@ class HostMemory(ABC):
     block_size: int
     granule: int = 1
     granule_bytes: int
+    num_streams: int = 1  # one thread copies 3-5 GB/s, more than the links this is for
 
     @abstractmethod
     def views(self, layer: int, block_table: Sequence[int], first_token: int, num_tokens: int) -> list[memoryview]:
@@ -31,7 +32,7 @@ class HostMemory(ABC):
         """Return a fence that is behind us: what the CPU wrote is written."""
         return PASSED
 
-    def stage(self, *, max_payload_bytes: int, ring_bytes: int) -> Stage:
+    def stage(self, *, max_payload_bytes: int, ring_bytes: int | None) -> Stage:
         """Return the way straight from and to the cache; it needs no ring."""
         return DirectStage(self, max_payload_bytes)
 

@@ -29,8 +29,8 @@ class TransferOptions:
     unknown_timeout_s: float = 10.0  # decode waits so long for the prefill request to arrive
     open_timeout_s: float = 30.0  # prefill waits so long, once all is computed, for decode to ask
     handshake_timeout_s: float = 5.0  # dial and handshake
-    streams: int = 1  # TCP connections (and I/O threads) that the decode side uses for each prefill worker
-    ring_bytes: int = 64 * 1024 * 1024  # pinned host memory of each side, when the KV is in GPU memory
+    streams: int | None = None  # connections per prefill worker, and I/O threads; None: as the KV memory needs
+    ring_bytes: int | None = None  # pinned host memory of each side when the KV is on a GPU; None: a fitting size
     min_frame_bytes: int = 64 * 1024
     max_frame_bytes: int = 2 * 1024 * 1024
     frame_s: float = 0.05  # a frame is at most so much of the link's goodput: cancel waits for the rest of one frame
@@ -51,8 +51,8 @@ class TransferOptions:
         )
         cap = self.bandwidth_cap_bytes_per_s
         _require(cap is None or cap > 0, "bandwidth_cap_bytes_per_s must be positive or absent")
-        _require(0 < self.streams <= MAX_STREAMS, f"streams must be within 1..{MAX_STREAMS}")
-        _require(self.ring_bytes >= 0, "ring_bytes must not be negative")
+        _require(self.streams is None or 0 < self.streams <= MAX_STREAMS, f"streams must be within 1..{MAX_STREAMS}")
+        _require(self.ring_bytes is None or self.ring_bytes > 0, "ring_bytes must be positive or absent")
         _require(0 <= self.dscp < 64, "dscp must be within 0..63")
         _require(0 <= self.bind_port < 65536, "bind_port must be within 0..65535")
 

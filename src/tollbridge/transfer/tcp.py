@@ -1,25 +1,31 @@
 """KV over TCP: `TcpSender` listens on the prefill side, `TcpReceiver` dials from the decode side.
 
-Threads. Each side has one I/O thread for all of its connections (switchboard.py). The work of that thread is system
-calls that copy between the kernel and the cache, and xxh3 over what was copied; both release the GIL, so the engine's
-Python runs meanwhile, and what needs the GIL is a few dozen microseconds per frame. One thread per connection would
-buy parallel copies (one core moves 3-5 GB/s, more than the links this is for) and cost locks around every session. A
-separate I/O process would not need the GIL at all, but the cache would have to live in shared memory, which an engine
-that allocates its own cache cannot promise. asyncio was rejected: its transports copy every payload once more.
+Threads. Each side has one I/O thread per stream, which serves that lane of every pair of workers (lanes.py). The work
+of a thread is system calls that copy between the kernel and the cache, and xxh3 over what was copied; both release the
+GIL, so the engine's Python runs meanwhile, and what needs the GIL is a few dozen microseconds per frame. One thread
+copies 3-5 GB/s, more than the links this is for, so host memory has one stream unless told otherwise; from GPU to GPU
+within a host several are needed to go as fast as TCP can. A separate I/O process would not need the GIL at all, but the
+cache would have to live in shared memory, which an engine that allocates its own cache cannot promise. asyncio was
+rejected: its transports copy every payload once more.
 
-One writer, one reporter. The thread that receives into blocks is the one that reports the end, and it lets go of the
-blocks first; so "nothing writes into a block after its transfer ended" holds by construction. The same goes for reading
-on the send side, and `rewind` runs in that thread too.
+One book, one lock. What the threads share, the books, is behind a monitor (monitor.py, with the lock order). It is held
+for the decisions about a frame, and not while bytes move.
+
+Who touches the blocks. A transfer ends in the book first, so nothing new of it begins; then every lane lets go of its
+blocks, in the middle of a frame if need be; then the engine hears of the end. So "nothing writes into a block after
+its transfer ended" holds by construction. The same goes for reading on the send side, and `rewind` returns only then.
 
 No copies. `sendmsg` gathers from the cache, `recvmsg_into` scatters into it. The exceptions: after a cancel or rewind
 in the middle of a frame, the rest of that one frame is copied so that the blocks are free at once and the framing stays
-intact; and payloads that nobody wants are drained into a small scratch.
+intact; payloads that nobody wants are drained into a small scratch; and GPU memory goes through a pinned ring, which is
+then the only host memory of a side, whatever the concurrency (stage.py, staging.py).
 
 Stopping. A cancel reaches the wire after what the kernel holds (TCP_NOTSENT_LOWAT) and the rest of one frame, each at
-most about 50 ms of the link's goodput (pacing.py).
+most about 50 ms of the lane's goodput (pacing.py).
 
-Streams. A pair of workers shares one connection. Frames name their transfer, layer and tokens, and the receiver takes
-them in any order, so several streams per pair need a choice of connection in `SendBook.take`, and nothing else.
+Striping. Frames name their transfer, layer and tokens, and the receiver takes them in any order. A lane that has room
+takes the next frame of the pair, so each carries as much as it can move. A lane that finds nothing to send is hungry;
+whatever makes a frame available wakes one hungry lane, and a lane that leaves more behind wakes the next.
 """
 
 from __future__ import annotations

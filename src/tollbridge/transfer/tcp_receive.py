@@ -14,6 +14,7 @@ from functools import partial
 from tollbridge.clock import Clock, SystemClock
 from tollbridge.errors import HandshakeError
 from tollbridge.transfer.base import Fingerprint, KVMemory, LoadRequest, Reason, TransferEnd, TransferStatistics
+from tollbridge.transfer.channel import maybe_tls
 from tollbridge.transfer.compose import require_load
 from tollbridge.transfer.connection import Connection
 from tollbridge.transfer.frames import Header, transfer_key
@@ -96,7 +97,16 @@ class _ReceiveSide:
         self._incarnations: dict[Address, bytes] = {}
         incarnation = self._identity.short
         self.stage = memory.stage(max_payload_bytes=options.max_frame_bytes, ring_bytes=options.ring_bytes)
-        self.lanes = Lanes(self, options, clock, self.stage, incarnation=incarnation, name="kv-receive")
+        self.lanes = Lanes(
+            self,
+            options,
+            clock,
+            self.stage,
+            tls=maybe_tls(options.tls),
+            num_streams=options.streams or memory.num_streams,
+            incarnation=incarnation,
+            name="kv-receive",
+        )
         self._monitor = Monitor(self.lanes, ledger)
         self._book = ReceiveBook(
             memory,

@@ -11,6 +11,7 @@ from functools import partial
 from tollbridge.clock import Clock, SystemClock
 from tollbridge.errors import HandshakeError, StartupError
 from tollbridge.transfer.base import Fingerprint, KVMemory, Reason, TransferEnd, TransferStatistics
+from tollbridge.transfer.channel import maybe_tls
 from tollbridge.transfer.compose import compose, require_table
 from tollbridge.transfer.connection import Connection
 from tollbridge.transfer.frames import Header, transfer_key
@@ -114,11 +115,21 @@ class _SendSide:
         self._identity = Identity(fingerprint=fingerprint, secret=options.secret or b"")
         self._bucket = TokenBucket(options.bandwidth_cap_bytes_per_s, clock.monotonic())
         self._pairs: dict[tuple[bytes, bytes], int] = {}  # (incarnation, pair id) -> number of the first lane
+        tls = maybe_tls(options.tls)
         self._listener = _listen(options)
         self.bound: tuple[str, int] = self._listener.getsockname()[:2]
         incarnation = self._identity.short
         self.stage = memory.stage(max_payload_bytes=options.max_frame_bytes, ring_bytes=options.ring_bytes)
-        self.lanes = Lanes(self, options, clock, self.stage, incarnation=incarnation, name=f"kv-send-{self.bound[1]}")
+        self.lanes = Lanes(
+            self,
+            options,
+            clock,
+            self.stage,
+            tls=tls,
+            num_streams=options.streams or memory.num_streams,
+            incarnation=incarnation,
+            name=f"kv-send-{self.bound[1]}",
+        )
         self._monitor = Monitor(self.lanes, ledger)
         self._book = SendBook(
             memory, incarnation=incarnation, options=options, clock=clock, ledger=self._monitor, wire=self._monitor

@@ -6,6 +6,8 @@ params from a stranger's, so it refuses them all, and serves locally.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from tollbridge.config.address import Address, parse_address
@@ -21,16 +23,16 @@ class Media:
     """Makes the two sides when the engine asks for them, and remembers them for the metrics."""
 
     def __init__(self, options: TransferOptions) -> None:
-        self._options = options
+        self.options = options
         self._sender: KVSender | None = None
         self._receiver: KVReceiver | None = None
 
     def make_sender(self, memory: KVMemory, fingerprint: Fingerprint) -> KVSender:
-        self._sender = TcpSender(memory, fingerprint, self._options)
+        self._sender = TcpSender(memory, fingerprint, self.options)
         return self._sender
 
     def make_receiver(self, memory: KVMemory, fingerprint: Fingerprint) -> KVReceiver:
-        self._receiver = TcpReceiver(memory, fingerprint, self._options)
+        self._receiver = TcpReceiver(memory, fingerprint, self.options)
         return self._receiver
 
     @property
@@ -59,6 +61,8 @@ def maybe_media(cluster: ClusterConfig, worker: WorkerConfig, secret: bytes | No
             tls=TlsFiles(**msgspec.structs.asdict(tls)) if tls else None,
             bind_host=address.host,
             bind_port=address.port,
+            streams=_maybe_number(cluster.transfer.streams),
+            ring_bytes=_maybe_bytes(cluster.transfer.ring_mib),
             bandwidth_cap_bytes_per_s=cluster.transfer.bandwidth_cap,
         )
     )
@@ -67,6 +71,11 @@ def maybe_media(cluster: ClusterConfig, worker: WorkerConfig, secret: bytes | No
 def _refuse_unsupported(transfer: TransferConfig) -> None:
     if transfer.media == "loopback":
         raise ConfigError("transfer.media loopback works within one process only: use auto or tcp for workers.")
-    for name in ("streams", "ring_mib"):
-        if getattr(transfer, name) != "auto":
-            raise ConfigError(f"transfer.{name} {getattr(transfer, name)} is not supported yet: leave it at auto.")
+
+
+def _maybe_number(value: int | Literal["auto"]) -> int | None:
+    return None if value == "auto" else value
+
+
+def _maybe_bytes(mib: int | Literal["auto"]) -> int | None:
+    return None if mib == "auto" else mib << 20
