@@ -200,3 +200,17 @@ def test_shutdown_closes_the_sender_and_frees_the_blocks(sender: ScriptedSender)
     worker.engine.shutdown()
     assert sender.closed
     worker.assert_empty()
+
+
+def test_a_send_that_nobody_will_fetch_is_cancelled(worker: Worker, sender: ScriptedSender) -> None:
+    worker.submit(prompt_of(9), max_tokens=1, transfer=transfer("prefill", ONE)).wait()
+    worker.engine.release_send(TWO)  # unknown: ignored
+    worker.engine.release_send(ONE)
+    sender.wait("cancel", ONE)
+    assert sender.names(TWO) == []
+    sender.end(ONE, "cancelled")
+    worker.submit([1]).wait()
+    assert worker.engine.statistics().num_free_blocks == 64
+    worker.engine.release_send(ONE)  # ended: ignored
+    worker.submit([1]).wait()
+    assert sender.names(ONE).count("cancel") == 1

@@ -75,6 +75,7 @@ class FakeEngine:
         self.max_num_seqs = max_num_seqs
         self.submitted: list[EngineRequest] = []
         self.aborted: list[str] = []
+        self.released: list[str] = []  # transfer ids
         self.idle = threading.Event()  # set while no request is inside
         self.idle.set()
         self.events: list[KVEvent] = []
@@ -126,6 +127,9 @@ class FakeEngine:
             self.aborted.append(request_id)
             self._wake.notify()
         self._end(request_id, "abort")
+
+    def release_send(self, transfer_id: str) -> None:
+        self.released.append(transfer_id)
 
     def take_events(self) -> list[KVEvent]:
         with self._wake:

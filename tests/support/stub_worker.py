@@ -75,6 +75,7 @@ class StubWorker:
         self.report: dict[str, dict[str, Any]] = {}  # role -> fields of the report that differ
         self.cut: Callable[[bytes], list[bytes]] | None = None  # how a stream is cut into TCP writes
         self.seen: list[Seen] = []
+        self.released: asyncio.Queue[str] = asyncio.Queue()  # transfer ids
         self.arrived: dict[str, asyncio.Event] = {role: asyncio.Event() for role in ("prefill", "decode", "local")}
         self.departed: dict[str, asyncio.Event] = {role: asyncio.Event() for role in ("prefill", "decode", "local")}
         self._runner: web.AppRunner | None = None
@@ -88,6 +89,7 @@ class StubWorker:
         app.router.add_post("/v1/completions", self._generate)
         app.router.add_post("/v1/chat/completions", self._generate)
         app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post(wire.RELEASE_PATH, self._release)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/tollbridge/status", self._status)
@@ -133,6 +135,13 @@ class StubWorker:
     async def _tokenize(self, request: web.Request) -> web.Response:
         self.seen.append(Seen(request.path, "local", dict(request.headers), await request.json()))
         return web.json_response({"tokens": [1, 2, 3], "count": 3})
+
+    async def _release(self, request: web.Request) -> web.Response:
+        params = wire.parse((await request.json())["kv_transfer_params"])
+        assert params is not None and params.role == "prefill"
+        wire.verify(params, SECRET, now_s=0.0)
+        self.released.put_nowait(params.transfer_id)
+        return web.Response(status=204)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

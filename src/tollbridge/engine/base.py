@@ -129,6 +129,10 @@ class Engine(Protocol):
         """End a request with finish_reason "abort" at the next step; unknown or ended ids are ignored."""
         ...
 
+    def release_send(self, transfer_id: str) -> None:
+        """Cancel a send that nobody will fetch (any thread); unknown and ended ones are ignored."""
+        ...
+
     def take_events(self) -> list[KVEvent]:
         """Return the KV cache events since the last call (any thread)."""
         ...

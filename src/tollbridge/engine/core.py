@@ -13,7 +13,7 @@ import threading
 from tollbridge.clock import Clock, SystemClock
 from tollbridge.config.cluster import EngineConfig
 from tollbridge.engine.base import EngineRequest, EngineStatistics, ModelInfo, Tokenizer
-from tollbridge.engine.loop import Command, Delivery, EngineLoop
+from tollbridge.engine.loop import Command, Delivery, EngineLoop, ReleaseSend
 from tollbridge.engine.ports import Runner, Sampler, TextStreamFactory
 from tollbridge.engine.requests import LiveRequest, check_request
 from tollbridge.engine.transfers import TransferDesk
@@ -93,6 +93,12 @@ class EmbeddedEngine:
             if request_id in self._request_ids:
                 self._inbox.append(request_id)
                 self._wake.notify()
+
+    def release_send(self, transfer_id: str) -> None:
+        """Cancel a send that nobody will fetch (any thread); unknown and ended ones are ignored."""
+        with self._wake:
+            self._inbox.append(ReleaseSend(transfer_id))
+            self._wake.notify()
 
     def take_events(self) -> list[KVEvent]:
         """Return the KV cache events since the last call (any thread)."""

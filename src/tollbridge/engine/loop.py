@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from tollbridge.clock import Clock
 from tollbridge.config.cluster import EngineConfig
@@ -25,7 +26,15 @@ from tollbridge.wire.events import KVEvent
 
 logger = logging.getLogger(__name__)
 
-Command = LiveRequest | str  # a new request, or the id of one to abort
+
+@dataclass(frozen=True)
+class ReleaseSend:
+    """Cancel the send of this transfer: nobody will fetch it."""
+
+    transfer_id: str
+
+
+Command = LiveRequest | ReleaseSend | str  # a new request, a send to give up, or the id of a request to abort
 Delivery = tuple[Sink, StepOutput]
 
 
@@ -138,6 +147,8 @@ class EngineLoop:
         for command in commands:
             if isinstance(command, LiveRequest):
                 self._begin(command)
+            elif isinstance(command, ReleaseSend):
+                self._desk.release(command.transfer_id)
             elif (live := self._live.get(command)) is not None:
                 self._end(live, live.end("abort"), complete=False, detail="The request was aborted.")
 

@@ -127,6 +127,11 @@ class TransferDesk:
         if live is not None and self._sender is not None:
             self._sender.rewind(live.transfer_id)
 
+    def release(self, transfer_id: str) -> None:
+        """Cancel a send that nobody will fetch: its end unpins the blocks. Unknown ids are ignored."""
+        if self._sender is not None and transfer_id in self._sends:
+            self._sender.cancel(transfer_id, "The router said that nobody will fetch it.")
+
     def ending(self, live: LiveRequest, *, complete: bool, detail: str = "") -> bool:
         """A request is about to end; return whether its blocks stay in use by a transfer.
 

@@ -23,6 +23,7 @@ from tollbridge.router.flow import Flow
 from tollbridge.router.health import Monitor
 from tollbridge.router.limits import Limits
 from tollbridge.router.metrics import RouterMetrics
+from tollbridge.router.release import Releaser
 from tollbridge.router.upstream import Upstream
 
 CONTEXT = web.AppKey("context", Context)
@@ -36,13 +37,15 @@ def make_context(
     """Assemble what the requests share; ConfigError when the cluster file does not fit together."""
     registry.find(cluster.router.policy)
     limits, clock = limits or Limits(), clock or SystemClock()
+    upstream = Upstream(limits)
     return Context(
         config=cluster,
         secret=secret,
         limits=limits,
         clock=clock,
         fleet=Fleet(cluster.workers, clock=clock, suspect_s=limits.suspect_s),
-        upstream=Upstream(limits),
+        upstream=upstream,
+        releaser=Releaser(upstream),
         decisions=Decisions(limits.num_decisions),
         metrics=RouterMetrics(),
     )
@@ -132,3 +135,4 @@ async def _lifespan(app: web.Application) -> AsyncIterator[None]:
         watch.cancel()
         with suppress(asyncio.CancelledError):
             await watch
+        await context.releaser.close()

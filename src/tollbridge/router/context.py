@@ -14,6 +14,7 @@ from tollbridge.router.decisions import Decisions
 from tollbridge.router.fleet import Fleet
 from tollbridge.router.limits import Limits
 from tollbridge.router.metrics import RouterMetrics
+from tollbridge.router.release import Releaser
 from tollbridge.router.upstream import Upstream
 
 
@@ -25,6 +26,7 @@ class Context:
     clock: Clock
     fleet: Fleet
     upstream: Upstream
+    releaser: Releaser
     decisions: Decisions
     metrics: RouterMetrics
     active: set[str] = field(default_factory=set)  # ids of the requests in flight

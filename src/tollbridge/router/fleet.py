@@ -43,6 +43,7 @@ class Worker:
     num_served: int = 0
     last_failure_s: float | None = None  # monotonic
     recheck: asyncio.Event = field(default_factory=asyncio.Event)
+    waits: set[Callable[[str], None]] = field(default_factory=set)  # ends the waits of the flows for this worker
 
     @property
     def name(self) -> str:

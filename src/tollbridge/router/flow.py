@@ -41,6 +41,7 @@ from tollbridge.router.stream import take_report
 from tollbridge.router.upstream import ClientGoneError, deadline, failure_of
 from tollbridge.wire import sse
 from tollbridge.wire.decision import Decision
+from tollbridge.wire.params import Role, TransferParams
 
 
 class Phase(Enum):
@@ -144,7 +145,9 @@ class Flow:
     async def _split(self) -> web.StreamResponse:
         """Send both legs at the same time; leave with neither running."""
         worker = self._fleet[self.decision.prefill or ""]
-        for_prefill, for_decode = self._sign(worker)
+        assert worker.kv is not None, "the policy chose it for having one"
+        kv = worker.kv  # as signed; the worker's own may change meanwhile
+        for_prefill, for_decode = self._sign(kv)
         try:
             async with asyncio.TaskGroup() as group:
                 self._prefill = group.create_task(self._prefill_leg(worker, for_prefill))
@@ -153,20 +156,30 @@ class Flow:
             _raise_worst(failures)
         finally:
             self._prefill = None
+            if not self._outcome.kv_arrived():
+                self._release(worker, kv)
         return response
 
-    def _sign(self, prefill: Worker) -> tuple[bytes, bytes]:
-        """Return the bodies of both legs under a new transfer id."""
-        assert prefill.kv is not None, "the policy chose it for having one"
-        transfer_id = legs.new_transfer_id()
-        self._outcome.decision = msgspec.structs.replace(self.decision, transfer_id=transfer_id)
-        for_prefill, for_decode = legs.params_for(
-            ("prefill", "decode"),
+    def _release(self, prefill: Worker, kv: tuple[str, int]) -> None:
+        """Let the prefill worker drop a send that decode may never have asked for."""
+        assert self.decision.transfer_id is not None
+        (params,) = self._params(("prefill",), self.decision.transfer_id, kv)
+        self._context.releaser.release(prefill, params)
+
+    def _params(self, roles: tuple[Role, ...], transfer_id: str, kv: tuple[str, int]) -> tuple[TransferParams, ...]:
+        return legs.params_for(
+            roles,
             transfer_id=transfer_id,
-            kv=prefill.kv,
+            kv=kv,
             expires=self._context.clock.wall() + self._context.limits.params_valid_s,
             secret=self._context.secret,
         )
+
+    def _sign(self, kv: tuple[str, int]) -> tuple[bytes, bytes]:
+        """Return the bodies of both legs under a new transfer id."""
+        transfer_id = legs.new_transfer_id()
+        self._outcome.decision = msgspec.structs.replace(self.decision, transfer_id=transfer_id)
+        for_prefill, for_decode = self._params(("prefill", "decode"), transfer_id, kv)
         return legs.prefill_body(self._call, for_prefill), legs.decode_body(self._call, for_decode)
 
     async def _prefill_leg(self, worker: Worker, body: bytes) -> None:

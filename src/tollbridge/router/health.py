@@ -64,6 +64,8 @@ class Monitor:
             timeouts += 1
             if not worker.ready or timeouts >= self._limits.timeouts_until_down:
                 self._set(worker, False, f"It did not answer a health check within {self._limits.check_timeout_s:g} s.")
+            if timeouts >= self._limits.timeouts_until_lost:
+                self._lose(worker, f"it left {timeouts} health checks in a row unanswered.")
             return timeouts
         except UnavailableError as error:
             self._set(worker, False, error.message)
@@ -73,6 +75,13 @@ class Monitor:
         else:
             self._set(worker, True, "")
         return 0
+
+    def _lose(self, worker: Worker, detail: str) -> None:
+        """Give up what still waits for a worker that hangs: it may be stopped, with its connections open for ever."""
+        if worker.waits:
+            log.warning("worker lost: name=%s requests=%d %s", worker.name, len(worker.waits), detail)
+        for give_up in list(worker.waits):
+            give_up(detail)
 
     async def _ask(self, worker: Worker) -> None:
         await self._get(worker, "/health")

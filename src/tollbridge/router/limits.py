@@ -11,6 +11,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     body_timeout_s: float = 60.0  # deadline for the client to send its whole request body
     check_timeout_s: float = 2.0  # deadline of one health check
     timeouts_until_down: int = 3  # a busy worker may miss a check; a refused connection counts at once
+    timeouts_until_lost: int = 10  # then the requests that wait for it are retried elsewhere or end in an error
     suspect_s: float = 5.0  # how long a failed request makes a worker the last choice
     params_valid_s: float = 60.0  # lifetime of signed kv_transfer_params
     prefill_grace_s: float = 0.25  # how long the end of an answer waits for the prefill leg's report

@@ -107,15 +107,25 @@ class Deadline:
         self._timeout = timeout
         self._seconds = seconds
         self._now = asyncio.get_running_loop().time
+        self._lost = ""  # why the worker was given up before the deadline
         self.waiting_for_client = False
 
+    def give_up(self, detail: str) -> None:
+        """End the wait now: the worker is lost."""
+        self._lost = detail
+        self._timeout.reschedule(self._now())
+
     def extend(self, seconds: float) -> None:
-        """Wait up to `seconds` from now."""
+        """Wait up to `seconds` from now, unless the worker is lost."""
+        if self._lost:
+            return
         self._seconds = seconds
         self._timeout.reschedule(self._now() + seconds)
 
     def error(self) -> Exception:
         """Return what a passed deadline means."""
+        if self._lost:
+            return UpstreamError(f"Worker {self._worker.name} was lost: {self._lost}")
         if self.waiting_for_client:
             return ClientGoneError(f"The client took nothing for {self._seconds:g} s.")
         return UpstreamError(f"Worker {self._worker.name} sent nothing for {self._seconds:g} s: it was given up.")
@@ -127,7 +137,11 @@ async def deadline(worker: Worker, seconds: float) -> AsyncIterator[Deadline]:
     try:
         async with asyncio.timeout(seconds) as timeout:
             limit = Deadline(worker, timeout, seconds)
-            yield limit
+            worker.waits.add(limit.give_up)
+            try:
+                yield limit
+            finally:
+                worker.waits.discard(limit.give_up)
     except TimeoutError as error:
         raise limit.error() from error
 

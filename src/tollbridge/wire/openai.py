@@ -66,6 +66,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: PromptTokensDetails | None = None
 
 
+class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /tollbridge/release`, the router's own."""
+
+    kv_transfer_params: dict[str, Any]
+
+
 class ErrorInfo(msgspec.Struct, frozen=True, kw_only=True):
     message: str
     type: str

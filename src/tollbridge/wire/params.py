@@ -17,6 +17,7 @@ import msgspec
 from tollbridge.errors import AuthenticationError, RequestError
 
 VERSION = 1
+RELEASE_PATH = "/tollbridge/release"  # POST to a prefill worker: its send will not be fetched
 Role = Literal["prefill", "decode"]
 Outcome = Literal["done", "failed", "cancelled"]
 

@@ -21,15 +21,18 @@ from tollbridge.wire.openai import (
     DetokenizeResponse,
     ModelCard,
     ModelList,
+    ReleaseRequest,
     TokenizeRequest,
     TokenizeResponse,
 )
+from tollbridge.wire.params import RELEASE_PATH
 from tollbridge.wire.status import WorkerStatus
 from tollbridge.worker.admission import chat_job, completion_job, read_body
 from tollbridge.worker.door import Door
 from tollbridge.worker.events import EventPublisher
 from tollbridge.worker.faults import errors_as_json
 from tollbridge.worker.job import Job
+from tollbridge.worker.legs import transfer_params
 from tollbridge.worker.parse import parse
 from tollbridge.worker.serving import serve
 
@@ -55,6 +58,7 @@ def build_app(door: Door, events: EventPublisher | None = None) -> web.Applicati
             web.get("/metrics", handlers.metrics),
             web.get("/version", handlers.version),
             web.get("/tollbridge/status", handlers.status),
+            web.post(RELEASE_PATH, handlers.release),
         ]
     )
     if events is not None:
@@ -125,6 +129,16 @@ class Handlers:
 
     async def version(self, http: web.Request) -> web.Response:
         return _json({"version": tollbridge.__version__})
+
+    async def release(self, http: web.Request) -> web.Response:
+        """Give up a send that nobody will fetch; only the router can sign for it."""
+        body = parse(await read_body(http, self._door.limits), ReleaseRequest)
+        door = self._door
+        params = transfer_params(body.kv_transfer_params, secret=door.secret, now_s=door.clock.wall())
+        if params is None or params.role != "prefill":
+            raise RequestError("A release needs the kv_transfer_params of a prefill leg.", param="kv_transfer_params")
+        door.engine.release_send(params.transfer_id)
+        return _json({"released": params.transfer_id})
 
     async def status(self, http: web.Request) -> web.Response:
         return _json(worker_status(self._door))

@@ -1,0 +1,94 @@
+"""A send that nobody will fetch is given up by a message; a request whose worker hangs is given up too."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from tests.support.router_rig import PATIENCE_S, QUICK, rig
+from tests.support.stub_worker import Behaviour, StubWorker
+from tollbridge.clock import SystemClock
+from tollbridge.config.cluster import WorkerConfig
+from tollbridge.router.fleet import Fleet
+from tollbridge.router.limits import Limits
+from tollbridge.router.release import MAX_PENDING, Releaser
+from tollbridge.router.upstream import Upstream
+from tollbridge.wire.params import TransferParams
+
+STREAM = {"prompt": "Hello", "max_tokens": 8, "stream": True}
+
+
+async def test_client_that_leaves_before_decode_asked_releases_the_send() -> None:
+    async with rig() as r:
+        r["d0"].behaviour["decode"] = Behaviour("hang")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5), r.open(STREAM, policy="split"):
+                pass
+        async with asyncio.timeout(PATIENCE_S):
+            transfer_id = await r["p0"].released.get()
+        sent = [seen.body["kv_transfer_params"]["tollbridge"] for seen in r["p0"].seen if seen.role == "prefill"]
+        assert transfer_id == sent[0]["transfer_id"]
+
+
+async def test_decode_that_dies_releases_the_send_and_the_retry_goes_on() -> None:
+    stubs = (StubWorker("p0", "prefill"), StubWorker("d0", "decode"), StubWorker("d1", "decode"))
+    async with rig(*stubs) as r:
+        r["d0"].behaviour["decode"] = Behaviour("die")
+        answer = await r.post(STREAM, policy="split")
+        assert answer.text == "Hello world"
+        async with asyncio.timeout(PATIENCE_S):
+            await r["p0"].released.get()
+
+
+async def test_verified_split_releases_nothing() -> None:
+    async with rig() as r:
+        assert (await r.post(STREAM, policy="split")).status == 200
+        r["d0"].behaviour["decode"] = Behaviour("error", status=500)
+        await r.post(STREAM, policy="split")
+        async with asyncio.timeout(PATIENCE_S):
+            await r["p0"].released.get()
+        assert r["p0"].released.empty()  # the second split's only
+
+
+async def test_stock_worker_without_the_path_does_no_harm() -> None:
+    async with rig() as r:
+        r["p0"].stock = True
+        r["d0"].behaviour["decode"] = Behaviour("error", status=500)
+        assert (await r.post(STREAM, policy="split")).status == 200  # retried locally on p0
+
+
+async def test_messages_under_way_are_bounded_and_end_with_the_router() -> None:
+    hung = await asyncio.start_server(lambda reader, writer: asyncio.Event().wait(), "127.0.0.1", 0)  # type: ignore[arg-type,return-value]
+    port = hung.sockets[0].getsockname()[1]
+    workers = [WorkerConfig(name="p0", url=f"http://127.0.0.1:{port}")]
+    fleet = Fleet(workers, clock=SystemClock(), suspect_s=1.0)
+    params = TransferParams(v=1, transfer_id="0" * 32, role="prefill", host="127.0.0.1", port=1, expires=1.0)
+    async with Upstream(Limits()) as upstream:
+        releaser = Releaser(upstream)
+        for _ in range(MAX_PENDING + 10):
+            releaser.release(fleet["p0"], params)
+        assert len([task for task in asyncio.all_tasks() if task.get_name() == "release-send"]) == MAX_PENDING
+        async with asyncio.timeout(PATIENCE_S):
+            await releaser.close()
+        assert not [task for task in asyncio.all_tasks() if task.get_name() == "release-send"]
+    hung.close()
+
+
+async def test_worker_that_hangs_with_open_connections_is_given_up() -> None:
+    """As after SIGSTOP: the kernel still takes connections, nobody answers."""
+    limits = msgspec.structs.replace(QUICK, check_timeout_s=0.1, timeouts_until_lost=3)
+    async with rig(limits=limits) as r:
+        for name in ("p0", "d0"):
+            r[name].behaviour["local"] = Behaviour("stall", after=1)
+        ask = asyncio.create_task(r.post(STREAM))
+        serving = {asyncio.create_task(r[name].arrived["local"].wait()): name for name in ("p0", "d0")}
+        done, pending = await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED, timeout=PATIENCE_S)
+        for task in pending:
+            task.cancel()
+        name = serving[done.pop()]
+        r[name].slow_health = True
+        answer = await ask
+        assert answer.events[-1] != "[DONE]"
+        assert f"Worker {name} was lost" in answer.body.decode()

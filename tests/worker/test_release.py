@@ -1,0 +1,32 @@
+"""`POST /tollbridge/release`: the router says that nobody will fetch a send."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.worker.support import Client, fake_serving, params
+from tollbridge.wire.params import RELEASE_PATH
+
+
+async def test_release_reaches_the_engine(client: Client) -> None:
+    kv = params("prefill")
+    status, _ = await client.post(RELEASE_PATH, {"kv_transfer_params": kv})
+    assert status == 200
+    assert client.engine.released == [kv["tollbridge"]["transfer_id"]]
+
+
+@pytest.mark.parametrize(
+    ("kv", "code"),
+    [(params("decode"), 400), (params("prefill", secret=b"another"), 401), (params("prefill", expires=1.0), 401)],
+)
+async def test_only_the_router_can_release_a_prefill(client: Client, kv: dict[str, object], code: int) -> None:
+    status, answer = await client.post(RELEASE_PATH, {"kv_transfer_params": kv})
+    assert status == code
+    assert answer["error"]["param"] == "kv_transfer_params"
+    assert client.engine.released == []
+
+
+async def test_release_without_a_secret_is_refused() -> None:
+    async with fake_serving(secret=None) as client:
+        status, _ = await client.post(RELEASE_PATH, {"kv_transfer_params": params("prefill")})
+        assert status == 401
