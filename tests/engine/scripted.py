@@ -85,6 +85,9 @@ class ScriptedSender(Script):
     ) -> None:
         self._record("publish", transfer_id, tuple(block_table), num_tokens, layer)
 
+    def shed(self, transfer_ids: Sequence[str], max_blocks: int, *, unsent_too: bool) -> None:
+        self._record("shed", tuple(transfer_ids), max_blocks, unsent_too)
+
     def rewind(self, transfer_id: str) -> None:
         self._record("rewind", transfer_id)
 

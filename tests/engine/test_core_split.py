@@ -6,6 +6,7 @@ Over the loopback medium, where what can be sent has arrived when `publish` retu
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Sequence
 
 import pytest
@@ -305,3 +306,48 @@ def test_workers_do_not_wait_for_each_other_for_ever(network: Network, same_work
         worker.engine.check()
         worker.engine.shutdown()
         worker.assert_empty()
+
+
+def test_pinned_blocks_have_a_bound(split: Split) -> None:
+    """Decode is late with all of its legs: what prefill cannot keep it gives up, and decode computes that itself."""
+    prompts = [prompt_of(40, start=100 * n) for n in range(5)]  # 10 of 64 blocks each; 32 may be pinned
+    names = [split.transfer_id() for _ in prompts]
+    for prompt, name in zip(prompts, names, strict=True):
+        split.prefill.submit(prompt, max_tokens=1, transfer=split.params("prefill", name)).wait()
+    split.prefill.submit([1], max_tokens=1).wait()
+    statistics = split.prefill.engine.statistics()
+    assert (statistics.num_pinned_blocks, statistics.max_pinned_blocks) == (30, 32)
+    loaded = []
+    for prompt, name in zip(prompts, names, strict=True):
+        answer = split.decode.submit(prompt, transfer=split.params("decode", name))
+        report = answer.wait().report
+        assert answer.token_ids == reference(prompt, max_tokens=6)
+        assert report is not None and report.transfer is not None
+        loaded.append((report.loaded_tokens, report.transfer.reason))
+    assert loaded == [(39, "")] * 3 + [(0, "pinned_bound")] * 2
+    split.prefill.wait_free()
+
+
+def test_inverted_order_needs_no_deadline(network: Network) -> None:
+    """Prefill is full of finished sends, decode of loads for the prefills that find no room: each in the other's order.
+
+    Without the rules about pinned blocks only open_timeout_s, half a minute, would end this.
+    """
+    split = Split(network, prefill_blocks=20, decode_blocks=20)
+    prompts = [prompt_of(34, start=100 * n) for n in range(6)]  # 9 blocks each
+    names = [split.transfer_id() for _ in prompts]
+    firsts = [
+        split.prefill.submit(prompt, max_tokens=1, transfer=split.params("prefill", name))
+        for prompt, name in zip(prompts, names, strict=True)
+    ]
+    answers = [
+        split.decode.submit(prompt, max_tokens=2, transfer=split.params("decode", name))
+        for prompt, name in reversed(list(zip(prompts, names, strict=True)))
+    ]
+    begun_s = time.monotonic()
+    for answer in (*firsts, *answers):
+        answer.wait()
+    assert time.monotonic() - begun_s < 15
+    for prompt, answer in zip(reversed(prompts), answers, strict=True):
+        assert answer.token_ids == reference(prompt, max_tokens=2)
+    split.close()

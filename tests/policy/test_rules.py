@@ -88,6 +88,8 @@ def test_split(workers: list[WorkerView], prefill: str, decode: str) -> None:
         ([d("d0"), d("d1")], "no_ready_prefill"),
         ([p(ready=False), d()], "no_ready_prefill"),
         ([kv_less(), d()], "no_ready_prefill"),
+        ([p(pinned_full=True), d()], "pinned_bound"),
+        ([p("p0", pinned_full=True), p("p1", ready=False), d()], "pinned_bound"),
         ([p(), d(ready=False)], "no_ready_decode"),
         ([p("p0"), p("p1")], "no_ready_decode"),
         ([a()], "no_ready_decode"),
@@ -97,6 +99,11 @@ def test_split_falls_back_and_says_why(workers: list[WorkerView], reason: str) -
     decision = split(REQUEST, fleet(*workers))
     assert (decision.choice, decision.prefill, decision.reason) == ("local", None, reason)
     assert decision.decode in decision.why
+
+
+def test_a_worker_that_may_pin_no_more_prefills_for_nobody() -> None:
+    decision = split(REQUEST, fleet(p("p0", pinned_full=True), p("p1", num_prefills=9), d()))
+    assert (decision.choice, decision.prefill) == ("split", "p1")
 
 
 @pytest.mark.parametrize("code", ["prompt_list", "several_choices"])

@@ -299,3 +299,35 @@ def test_close_ends_everything(make: PairMaker, closed: str) -> None:
         assert pair.received.wait(waiting).reason == Reason.SHUTDOWN
         with pytest.raises(TransferError, match="closed"):
             pair.receiver.open(pair.load(new_id(), RECEIVE_TABLE, 1))
+
+
+def finish(pair: Pair, table: list[int], *, num_tokens: int = 32) -> str:
+    """Register and publish a send that decode has not opened."""
+    transfer_id = new_id()
+    pair.sender.register(transfer_id, digest=DIGEST, num_tokens=num_tokens)
+    pair.sender.publish(transfer_id, table, num_tokens)
+    return transfer_id
+
+
+def test_shedding_gives_up_the_newest_unopened_sends(make: PairMaker) -> None:
+    pair = make()
+    ids = [finish(pair, [2 * n, 2 * n + 1]) for n in range(4)]
+    pair.sender.shed(ids, 5, unsent_too=False)
+    for transfer_id in ids[2:]:
+        end = pair.sent.wait(transfer_id)
+        assert (end.outcome, end.reason) == ("failed", Reason.PINNED_BOUND)
+    pair.receiver.open(pair.load(ids[3], [0, 1], 32))  # decode comes too late, and is told why
+    assert pair.received.wait(ids[3]).reason == Reason.PINNED_BOUND
+    for transfer_id in ids[:2]:
+        pair.receiver.open(pair.load(transfer_id, [0, 1], 32))
+        assert [end.outcome for end in pair.ends(transfer_id)] == ["done", "done"]
+
+
+def test_shedding_counts_a_shared_block_once(make: PairMaker) -> None:
+    pair = make()
+    ids = [finish(pair, [7, n]) for n in range(3)]
+    pair.sender.shed(ids, 4, unsent_too=True)
+    pair.sender.shed([*ids, new_id()], 4, unsent_too=True)
+    for transfer_id in ids:
+        pair.receiver.open(pair.load(transfer_id, [0, 1], 32))
+        assert [end.outcome for end in pair.ends(transfer_id)] == ["done", "done"]

@@ -260,3 +260,28 @@ def test_long_transfers_do_not_starve() -> None:
         turns.append(taken[0].transfer == bytes(16))
     assert not any(turns[:20])
     assert sum(turns) == 3 * 8
+
+
+def test_shedding_spares_what_is_opened_and_under_way() -> None:
+    """Unopened sends go first; opened ones only when asked for, and never one of which something has left."""
+    clock = ManualClock()
+    cache = Cache(64, 16, seed=0)
+    sender = LoopbackNetwork(OPTIONS, clock=clock).sender(cache.memory, FINGERPRINT)
+    ids = [f"{index:032x}" for index in range(4)]
+    for index, transfer_id in enumerate(ids):
+        sender.register(transfer_id, digest=DIGEST, num_tokens=16)
+        sender.publish(transfer_id, [index], 16)
+        if index != 1:
+            body = encode_body(Open(digest=DIGEST, first_token=0, num_tokens=16))
+            sender.book.control(1, Header(Kind.OPEN, 0, bytes.fromhex(transfer_id), 0, 1, 0, 0, 0, len(body), 0), body)
+    taken = sender.book.take(1, 96, 0.0)
+    assert taken is not None
+    under_way = taken[0].transfer.hex()
+    sender.shed(ids, 0, unsent_too=False)
+    assert [end.transfer_id for end in sender.poll()] == [ids[1]]
+    sender.shed(ids, 2, unsent_too=True)
+    assert [end.transfer_id for end in sender.poll()] == [ids[3] if under_way != ids[3] else ids[2]]
+    sender.shed(ids, 0, unsent_too=True)
+    (end,) = sender.poll()
+    assert end.reason == Reason.PINNED_BOUND and end.transfer_id != under_way
+    assert len(sender.book) == 1

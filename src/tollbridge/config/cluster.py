@@ -9,6 +9,7 @@ from msgspec import Meta
 
 Port = Annotated[int, Meta(ge=0, le=65535)]  # 0: choose one
 Count = Annotated[int, Meta(ge=1)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
 Positive = Annotated[float, Meta(gt=0)]
 
 
@@ -63,6 +64,7 @@ class EngineConfig(_Section, frozen=True, kw_only=True):
     max_num_batched_tokens: Count = 512  # token budget of a step: decodes first, then prefill chunks
     max_num_seqs: Count = 64
     kv_cache_mib: Count = 512
+    max_pinned_fraction: Fraction = 0.5  # of the blocks: finished KV that decode has not fetched; more is given up
     max_model_len: Count | None = None  # None: the model's own, capped by the cache
     device: str = "cpu"
     threads: Count | None = None  # torch threads; None: the number of pinned cores

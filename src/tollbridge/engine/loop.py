@@ -64,6 +64,7 @@ class EngineLoop:
             max_model_len=info.max_model_len,
             before_preempt=desk.before_preempt,
         )
+        self._max_pinned_blocks = int(config.max_pinned_fraction * info.num_blocks)
         self._live: dict[str, LiveRequest] = {}  # by request id, until the last output
         self._outbox: list[Delivery] = []  # of the step in progress
         self._counters = Counters()
@@ -125,6 +126,7 @@ class EngineLoop:
                 num_blocks=self._pool.num_blocks,
                 num_free_blocks=self._pool.num_free,
                 num_pinned_blocks=scheduler.num_pinned_blocks,
+                max_pinned_blocks=self._max_pinned_blocks,
                 waiting_prefill_tokens=scheduler.waiting_prefill_tokens
                 + sum(live.sequence.num_prefill_tokens for live in queued),
                 steps_total=counters.steps,
@@ -175,6 +177,8 @@ class EngineLoop:
                     self._desk.parked(live)
         if schedule.revoked is not None:
             self._desk.revoked(self._live[schedule.revoked.request_id])
+        if schedule.starved:
+            self._desk.shed(self._scheduler.num_pinned_blocks - 1)
 
     def _compute(self, plan: StepPlan) -> None:
         """Run the model on a plan and give every sequence its token. This is the boundary to the model's errors."""
@@ -231,6 +235,8 @@ class EngineLoop:
     def _end(self, live: LiveRequest, output: StepOutput, *, complete: bool, detail: str = "") -> None:
         pin = self._desk.ending(live, complete=complete, detail=detail)
         self._scheduler.finish(live.sequence, pin=pin)
+        if pin and self._scheduler.num_pinned_blocks > self._max_pinned_blocks:
+            self._desk.shed(self._max_pinned_blocks, unsent_too=True)
         del self._live[live.request.request_id]
         self._outbox.append((live.request.sink, output))
 

@@ -3,7 +3,8 @@
 Prefill role. A send lives from `begin` until the sender's TransferEnd. What is published has been computed: prefix
 hits at admission (blocks enter the prefix cache only when computed), each layer of a chunk as the runner finishes it,
 and all layers after the step. A preempted send is rewound before its blocks go. A request that ends before its send
-does leaves its blocks pinned.
+does leaves its blocks pinned. Pinned blocks have a bound: beyond it finished sends that decode has not fetched yet are
+given up, and decode recomputes.
 
 Decode role. A load lives from its opening (at admission, when the local prefix hit is known) until the receiver's
 TransferEnd; the blocks belong to the receiver in between, also when the request is aborted. A request that needs
@@ -40,6 +41,7 @@ class TransferDesk:
         self._claims_lock = threading.Lock()
         self._sends: dict[str, LiveRequest] = {}  # by transfer id, until the TransferEnd
         self._sends_by_request: dict[str, LiveRequest] = {}  # the same, while the request lives
+        self._finished: dict[str, None] = {}  # sends whose request has ended, oldest first
         self._loads: dict[str, LiveRequest] = {}  # by transfer id, opened and not ended
         self.recomputed_tokens_total = 0
 
@@ -139,7 +141,9 @@ class TransferDesk:
         """
         if self._sends_by_request.pop(live.request.request_id, None) is not None:
             assert self._sender is not None
-            if not complete:
+            if complete:
+                self._finished[live.transfer_id] = None
+            else:
                 self._sender.cancel(live.transfer_id, detail)
             return True
         if live.sequence.state is State.PARKED:
@@ -150,10 +154,16 @@ class TransferDesk:
             self._open(live, num_tokens=0)
         return False
 
+    def shed(self, max_blocks: int, *, unsent_too: bool = False) -> None:
+        """Give up finished sends that decode has not opened (or fetched), until they hold at most `max_blocks`."""
+        if self._sender is not None and self._finished:
+            self._sender.shed(list(self._finished), max_blocks, unsent_too=unsent_too)
+
     def poll(self, scheduler: Scheduler, now_s: float) -> None:
         """Take the ends of transfers: unpark, unpin."""
         for end in self._sender.poll() if self._sender else ():
             live = self._sends.pop(end.transfer_id, None)
+            self._finished.pop(end.transfer_id, None)
             if live is not None:
                 self._sends_by_request.pop(live.request.request_id, None)
                 self._ended(live, scheduler)
@@ -176,6 +186,7 @@ class TransferDesk:
         assert {("prefill", transfer_id) for transfer_id in self._sends} <= self._claims, "an unclaimed send"
         assert {("decode", transfer_id) for transfer_id in self._loads} <= self._claims, "an unclaimed load"
         assert all(self._sends.get(live.transfer_id) is live for live in self._sends_by_request.values())
+        assert self._finished.keys() <= self._sends.keys(), "a finished send is not among the sends"
         for side in (self._sender, self._receiver):
             if side is not None:
                 side.check()

@@ -13,11 +13,12 @@ Rule = Callable[[RequestView, FleetView], Decision]
 # Why a split that was wanted did not happen, and the sentence that says so. The codes are metric labels.
 NOT_SPLIT: dict[str, str] = {
     "no_ready_prefill": "No prefill worker is ready",
+    "pinned_bound": "Every ready prefill worker holds as much unfetched KV as it may",
     "no_ready_decode": "No decode worker is ready beside the prefill worker",
     "prompt_list": "Several prompts in one request cannot share one transfer",
     "several_choices": "Several choices (n > 1) cannot share one transfer",
 }
-NO_PARTNER = frozenset({"no_ready_prefill", "no_ready_decode"})  # what `on_no_prefill: fail` refuses
+NO_PARTNER = frozenset({"no_ready_prefill", "pinned_bound", "no_ready_decode"})  # what `on_no_prefill: fail` refuses
 
 
 def local(request: RequestView, fleet: FleetView) -> Decision:
@@ -40,6 +41,9 @@ def split(request: RequestView, fleet: FleetView) -> Decision:
     senders = _by_preference(fleet, "prefill", lambda worker: worker.kv is not None)
     if not senders:
         return _not_split(request, fleet, "no_ready_prefill")
+    senders = [worker for worker in senders if not worker.pinned_full]
+    if not senders:
+        return _not_split(request, fleet, "pinned_bound")
     prefill = least_loaded(senders, first="prefill")
     receivers = _by_preference(fleet, "decode", lambda worker: worker.name != prefill.name)
     if not receivers:

@@ -16,6 +16,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     prefer: Prefer = "any"  # a hint: the role is per request
     ready: bool = True
     kv: tuple[str, int] | None = None  # where decode workers fetch KV; None: it cannot be a prefill worker
+    pinned_full: bool = False  # it holds as much KV that nobody has fetched as it may: no new splits with it
     suspect: bool = False  # a request failed here a moment ago; used only when nobody else is at hand
     num_prefills: int = 0  # prefill legs in flight
     num_decodes: int = 0  # decode legs and local requests in flight

@@ -49,6 +49,15 @@ class Worker:
     def name(self) -> str:
         return self.config.name
 
+    @property
+    def pinned_full(self) -> bool:
+        """Whether it said last that it holds as many pinned blocks as it may."""
+        engine = self.status.get("engine")
+        if not isinstance(engine, dict):
+            return False
+        bound, pinned = engine.get("max_pinned_blocks"), engine.get("num_pinned_blocks")
+        return isinstance(bound, int) and isinstance(pinned, int) and 0 < bound <= pinned
+
     def serves(self, model: str | None) -> bool:
         return model is None or any(card.get("id") == model for card in self.models)
 
@@ -133,6 +142,7 @@ class Fleet:
             prefer=worker.config.prefer,
             ready=worker.ready,
             kv=worker.kv,
+            pinned_full=worker.pinned_full,
             suspect=self.is_suspect(worker),
             num_prefills=worker.num_prefills,
             num_decodes=worker.num_decodes,

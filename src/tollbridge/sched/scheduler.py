@@ -14,7 +14,9 @@ for a prefill on another worker, which says "queued" for as long as it is, so no
 could each park a load and need the blocks under it for the prefill that the other one waits for. Hence a rule: nobody
 is kept waiting by a worker that only waits. When nothing runs and an awaited prefill has no room, the youngest load is
 *revoked*: cancelled, its blocks given back, and computed here in its turn. Every such cycle contains such a worker; one
-that serves a single role never revokes.
+that serves a single role never revokes. The same rule holds for what is pinned and not fetched: decode may have no room
+to ask for it. When nothing runs and nothing is parked, and still somebody waits for room, the worker is *starved*: the
+newest send that decode has not opened is given up. ARCHITECTURE.md has the whole argument.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class Schedule:
     admitted: list[TokenSequence] = field(default_factory=list)  # they run; `num_hit_tokens` were cached
     parked: list[TokenSequence] = field(default_factory=list)  # open their loads
     preempted: list[TokenSequence] = field(default_factory=list)
+    starved: bool = False  # give up a pinned send that nobody has opened
     revoked: TokenSequence | None = None  # cancel its load; it stays parked until `loaded`
 
     @property
@@ -126,6 +129,7 @@ class Scheduler:
             schedule.plan = StepPlan(chunks=chunks)
         elif schedule.is_idle:
             schedule.revoked = self._revoke()
+            schedule.starved = bool(self._pinned and self._waiting and not (self._parked or self._running))
         return schedule
 
     def commit(self, plan: StepPlan, sampled: Sequence[int]) -> list[TokenSequence]:
@@ -177,6 +181,11 @@ class Scheduler:
         sequence.state = State.FINISHED
         self._release(sequence)
 
+    @property
+    def num_pinned_blocks(self) -> int:
+        """Blocks that pinned sequences hold; a shared one counts once."""
+        return len({block for sequence in self._pinned for block in sequence.block_table})
+
     def statistics(self) -> SchedulerStatistics:
         before_running = [*self._waiting, *self._ready, *self._parked]
         return SchedulerStatistics(
@@ -184,7 +193,7 @@ class Scheduler:
             num_parked=len(self._parked),
             num_running=len(self._running),
             num_pinned=len(self._pinned),
-            num_pinned_blocks=len({block for sequence in self._pinned for block in sequence.block_table}),
+            num_pinned_blocks=self.num_pinned_blocks,
             waiting_prefill_tokens=sum(sequence.num_prefill_tokens for sequence in [*before_running, *self._running]),
             preemptions_total=self._preemptions_total,
         )

@@ -45,6 +45,7 @@ class Reason:
     NOT_OPENED = "not_opened"  # decode never asked for it
     PEER_CANCELLED = "peer_cancelled"  # the other side cancelled: prefill ends cancelled, decode failed (it recomputes)
     CANCELLED = "cancelled"
+    PINNED_BOUND = "pinned_bound"  # prefill held more finished, unsent KV than it may
     SHUTDOWN = "shutdown"
 
 
@@ -148,6 +149,14 @@ class KVSender(Protocol):
 
     def cancel(self, transfer_id: str, detail: str) -> None:
         """End the transfer as cancelled unless it has ended; unknown ids are ignored."""
+        ...
+
+    def shed(self, transfer_ids: Sequence[str], max_blocks: int, *, unsent_too: bool) -> None:
+        """End finished sends as failed(pinned_bound) until the rest of them holds at most `max_blocks` blocks.
+
+        `transfer_ids` are finished sends, oldest first; the newest goes first. Only those that decode has not opened
+        go, or (`unsent_too`), once there are none, those of which nothing has been sent. Unknown ids are ignored.
+        """
         ...
 
     def poll(self) -> list[TransferEnd]:

@@ -174,6 +174,11 @@ class LoopbackSender:
             self.book.cancel(transfer_key(transfer_id), Verdict("cancelled", Reason.CANCELLED, detail))
             self._network.run()
 
+    def shed(self, transfer_ids: Sequence[str], max_blocks: int, *, unsent_too: bool) -> None:
+        with self._network.lock:
+            self.book.shed([transfer_key(name) for name in transfer_ids], max_blocks, unsent_too=unsent_too)
+            self._network.run()
+
     def poll(self) -> list[TransferEnd]:
         self._network.tick()
         return self._ledger.poll()

@@ -7,7 +7,7 @@ session for `register`, bounded in number and in time.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 
 from tollbridge.clock import Clock
@@ -107,6 +107,20 @@ class SendBook:
             return
         self._say(session, Cancel(detail=clip(verdict.detail)))
         self._end(session, verdict)
+
+    def shed(self, transfers: Sequence[bytes], max_blocks: int, *, unsent_too: bool) -> None:
+        """Fail finished sends, the newest first, until the others hold at most `max_blocks`; see KVSender."""
+        sessions = [self._sessions[transfer] for transfer in reversed(transfers) if transfer in self._sessions]
+        held = Counter(block for session in sessions for block in session.blocks)  # they may share a prefix
+        candidates = [session for session in sessions if session.opening is None]
+        if unsent_too:
+            candidates += [session for session in sessions if session.opening is not None and session.untouched]
+        for session in candidates:
+            if len(held) <= max_blocks:
+                return
+            held -= Counter(session.blocks)
+            detail = f"Prefill held more than {max_blocks} blocks of finished, unsent KV and gave up the newest."
+            self._fail(session, Verdict("failed", Reason.PINNED_BOUND, detail))
 
     def close(self, verdict: Verdict) -> None:
         """End everything without a word: the connections are about to go."""

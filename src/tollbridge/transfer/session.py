@@ -92,6 +92,16 @@ class SendSession:
         return min(self._published)
 
     @property
+    def blocks(self) -> Sequence[int]:
+        """The blocks that hold what is published."""
+        return self.table[: -(-max(self._published) // self._memory.block_size)]
+
+    @property
+    def untouched(self) -> bool:
+        """Whether nothing was handed to the wire, though something could be."""
+        return self.tally.num_frames == 0 and self._unsent_tokens > 0
+
+    @property
     def remaining_bytes(self) -> int:
         return self._unsent_tokens * self._memory.granule_bytes // self._memory.granule
 

@@ -81,6 +81,11 @@ class TcpSender:
         verdict = Verdict("cancelled", Reason.CANCELLED, detail)
         self._side.lanes.post(partial(self._side.cancel, transfer_key(transfer_id), verdict))
 
+    def shed(self, transfer_ids: Sequence[str], max_blocks: int, *, unsent_too: bool) -> None:
+        """Fail finished sends until the others hold at most `max_blocks`."""
+        transfers = [transfer_key(transfer_id) for transfer_id in transfer_ids]
+        self._side.lanes.post(partial(self._side.shed, transfers, max_blocks, unsent_too=unsent_too))
+
     def poll(self) -> list[TransferEnd]:
         return self._ledger.poll()
 
@@ -154,6 +159,10 @@ class _SendSide:
     def cancel(self, transfer: bytes, verdict: Verdict) -> None:
         with self._monitor:
             self._book.cancel(transfer, verdict)
+
+    def shed(self, transfers: Sequence[bytes], max_blocks: int, *, unsent_too: bool) -> None:
+        with self._monitor:
+            self._book.shed(transfers, max_blocks, unsent_too=unsent_too)
 
     def check(self) -> None:
         with self._monitor:

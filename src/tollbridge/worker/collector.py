@@ -54,6 +54,9 @@ class StatisticsCollector(Collector):
         yield self._gauge("vllm:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", used)
         yield self._gauge("tollbridge:pinned_blocks", "KV blocks held for an unfinished send.", now.num_pinned_blocks)
         yield self._gauge(
+            "tollbridge:max_pinned_blocks", "Pinned blocks beyond which sends are given up.", now.max_pinned_blocks
+        )
+        yield self._gauge(
             "tollbridge:waiting_prefill_tokens", "Prompt tokens still to be computed.", now.waiting_prefill_tokens
         )
 
