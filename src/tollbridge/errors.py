@@ -2,7 +2,8 @@
 
     TollbridgeError                   500  internal_error         exit 1
     ├── RequestError                  400  invalid_request_error  exit 2   the caller's input is wrong
-    │   ├── ModelNotFoundError        404  not_found_error
+    │   ├── NotFoundError             404  not_found_error        no such object here
+    │   │   └── ModelNotFoundError    404  not_found_error
     │   ├── ContextLengthError        400  context_length_exceeded
     │   ├── UnsupportedError          400  unsupported            a feature this deployment does not have
     │   └── AuthenticationError       401  authentication_error
@@ -46,11 +47,15 @@ class RequestError(TollbridgeError):
     exit_code = 2
 
 
-class ModelNotFoundError(RequestError):
-    """The request names a model that this server does not serve."""
+class NotFoundError(RequestError):
+    """The request names something that does not exist here."""
 
     status = 404
     error_type = "not_found_error"
+
+
+class ModelNotFoundError(NotFoundError):
+    """The request names a model that this server does not serve."""
 
 
 class ContextLengthError(RequestError):

@@ -180,3 +180,11 @@ def test_every_scalar_has_a_variable_and_lists_have_none() -> None:
 def test_the_environment_is_the_default_source(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "TOLLBRIDGE_MODEL", "elsewhere")
     assert load().cluster.model == "elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("discovery", "kubernetes"), ("discovery", "dns"), ("calibration", "c.json")]
+)
+def test_what_is_not_built_yet_is_refused(key: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}.*(not built|not read) yet"):
+        load(environ={f"TOLLBRIDGE_{key.upper()}": value})

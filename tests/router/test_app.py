@@ -252,3 +252,15 @@ async def test_malformed_http_is_refused_and_the_router_goes_on(case: str) -> No
         answer = await raw(r, MALFORMED[case])
         assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.0 400"))
         assert (await r.post(WHOLE)).status == 200
+
+
+async def test_decision_that_is_not_there_and_ttft_of_an_answer_that_came_whole() -> None:
+    async with rig() as r:
+        missing = await r.get("/decisions/never-made")
+        assert missing.status == 404
+        assert "never-made" in missing.error and "not among the last" in missing.error
+        await r.post({"prompt": "Hello"}, x_request_id="whole")
+        await r.post({"prompt": "Hello", "stream": True}, x_request_id="streamed")
+        assert (await r.record("whole"))["happened"].get("ttft_s") is None  # the router cannot know it
+        assert (await r.record("streamed"))["happened"]["ttft_s"] > 0
+        assert await r.metric("time_to_first_token_seconds_count") == 1

@@ -94,7 +94,7 @@ def pull_smollm2(progress: Progress | None = None) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".pull-", dir=folder.parent) as work:
         gguf = _fetch_gguf(Path(work), say)
-        say("converting Q4_1 weights to float32 safetensors (once, about 30 s)")
+        say("converting Q4_1 weights to float32 safetensors (once; half a minute on an idle core)")
         converted = Path(work) / "converted"
         _convert(gguf, converted)
         _move_into_place(converted, folder)

@@ -79,6 +79,10 @@ class Outcome:
         """The first piece of the answer is about to reach the client."""
         self._happened.ttft_s = self._clock.monotonic() - self._started_s
 
+    def came_whole(self) -> None:
+        """The answer is not streamed: when its first token came, only the worker knows."""
+        self._happened.ttft_s = None
+
     def prefill_done(self, report: WorkerReport | None) -> None:
         self._happened.prefill_report = report
 

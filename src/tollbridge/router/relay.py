@@ -54,6 +54,7 @@ class Relay:
         if failure is not None:
             raise failure
         self._begin()
+        self._outcome.came_whole()
         body, report = take_report(body)
         self._outcome.usage = usage_of(body)
         if response.status == 200:

@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from tollbridge.errors import ModelNotFoundError, RequestError
+from tollbridge.errors import ModelNotFoundError, NotFoundError, RequestError
 from tollbridge.router.answers import json_answer
 from tollbridge.router.context import Context
 from tollbridge.router.fleet import Worker
@@ -62,7 +62,10 @@ def decisions(context: Context, limit: str) -> web.Response:
 def decision(context: Context, request_id: str) -> web.Response:
     record = context.decisions.maybe_get(request_id)
     if record is None:
-        raise web.HTTPNotFound  # never made, or pushed out by later ones
+        kept = context.limits.num_decisions
+        raise NotFoundError(
+            f"There is no decision {request_id[:128]!r}: it was never made, or is not among the last {kept} any more."
+        )
     return json_answer(record)
 
 
