@@ -61,6 +61,8 @@ class StubWorker:
         self.url = ""
         self.model = "stub-model"
         self.healthy = True
+        self.engine: Literal["embedded", "vllm"] = "embedded"  # what the cluster file says
+        self.usage_details: dict[str, int] | None = None  # of a vLLM
         self.stock = False  # a server without /tollbridge/status and reports, like vLLM
         self.kv: str | None = f"127.0.0.1:{7000 + sum(name.encode())}"
         self.incarnation = "first"
@@ -108,7 +110,8 @@ class StubWorker:
 
     @property
     def config(self) -> WorkerConfig:
-        return WorkerConfig(name=self.name, prefer=self.prefer, url=self.url)
+        kv = self.kv if self.engine == "vllm" and self.kv else "127.0.0.1:0"
+        return WorkerConfig(name=self.name, prefer=self.prefer, url=self.url, engine=self.engine, kv=kv)
 
     def roles(self) -> list[str]:
         return [seen.role for seen in self.seen]
@@ -243,9 +246,11 @@ class StubWorker:
             chunks.append(common | {"choices": [], "usage": self._usage()})
         return chunks
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> dict[str, Any]:
         out = len(self.tokens)
-        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": out, "total_tokens": self.prompt_tokens + out}
+        usage: dict[str, Any] = {"prompt_tokens": self.prompt_tokens, "completion_tokens": out}
+        usage["total_tokens"] = self.prompt_tokens + out
+        return usage | ({"prompt_tokens_details": self.usage_details} if self.usage_details else {})
 
 
 @asynccontextmanager

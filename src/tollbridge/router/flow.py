@@ -147,11 +147,13 @@ class Flow:
         worker = self._fleet[self.decision.prefill or ""]
         assert worker.kv is not None, "the policy chose it for having one"
         kv = worker.kv  # as signed; the worker's own may change meanwhile
-        for_prefill, for_decode = self._sign(kv)
+        # a vLLM stream says what it loaded in its usage only
+        ask_usage = self._fleet[self.decision.decode].config.engine == "vllm" and legs.lacks_usage(self._call)
+        for_prefill, for_decode = self._sign(kv, ask_usage=ask_usage)
         try:
             async with asyncio.TaskGroup() as group:
                 self._prefill = group.create_task(self._prefill_leg(worker, for_prefill))
-                response = await self._decode_leg(for_decode)
+                response = await self._decode_leg(for_decode, hide_usage=ask_usage)
         except ExceptionGroup as failures:
             _raise_worst(failures)
         finally:
@@ -175,12 +177,12 @@ class Flow:
             secret=self._context.secret,
         )
 
-    def _sign(self, kv: tuple[str, int]) -> tuple[bytes, bytes]:
+    def _sign(self, kv: tuple[str, int], *, ask_usage: bool) -> tuple[bytes, bytes]:
         """Return the bodies of both legs under a new transfer id."""
         transfer_id = legs.new_transfer_id()
         self._outcome.decision = msgspec.structs.replace(self.decision, transfer_id=transfer_id)
         for_prefill, for_decode = self._params(("prefill", "decode"), transfer_id, kv)
-        return legs.prefill_body(self._call, for_prefill), legs.decode_body(self._call, for_decode)
+        return legs.prefill_body(self._call, for_prefill), legs.decode_body(self._call, for_decode, ask_usage=ask_usage)
 
     async def _prefill_leg(self, worker: Worker, body: bytes) -> None:
         reason = "prefill_failed"
@@ -210,7 +212,7 @@ class Flow:
             raise failure
         return response.status, answer
 
-    async def _decode_leg(self, body: bytes) -> web.StreamResponse:
+    async def _decode_leg(self, body: bytes, *, hide_usage: bool = False) -> web.StreamResponse:
         worker = self._fleet[self.decision.decode]
         upstream = self._context.upstream
         try:
@@ -219,7 +221,7 @@ class Flow:
                     async with upstream.request(
                         worker, "POST", self._call.path, body=body, headers=self._headers
                     ) as response:
-                        return await self._relay.answer(worker, response, limit)
+                        return await self._relay.answer(worker, response, limit, hide_usage=hide_usage)
         except UnavailableError as error:
             self._failed(worker, "decode", error)
             raise

@@ -38,9 +38,26 @@ def local_body(call: Call) -> bytes:
     return msgspec.json.encode(call.body)
 
 
-def decode_body(call: Call, params: TransferParams) -> bytes:
-    """Return the client's body with decode's part of the transfer."""
-    return msgspec.json.encode({**call.body, **_transfer(params)})
+def decode_body(call: Call, params: TransferParams, *, ask_usage: bool = False) -> bytes:
+    """Return the client's body with decode's part of the transfer, and a usage chunk asked for if so wanted."""
+    body: dict[str, object] = {**call.body, **_transfer(params)}
+    if ask_usage:
+        body["stream_options"] = {**_stream_options(call), "include_usage": True}
+    return msgspec.json.encode(body)
+
+
+def lacks_usage(call: Call) -> bool:
+    """Return whether the answer is a stream for which the client did not ask a usage chunk."""
+    return call.stream and _stream_options(call).get("include_usage") is not True
+
+
+def _stream_options(call: Call) -> dict[str, object]:
+    raw = call.body.get("stream_options")
+    try:
+        options = msgspec.json.decode(raw) if raw is not None else None
+    except msgspec.DecodeError:
+        options = None
+    return options if isinstance(options, dict) else {}
 
 
 def prefill_body(call: Call, params: TransferParams) -> bytes:

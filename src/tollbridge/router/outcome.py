@@ -90,7 +90,7 @@ class Outcome:
         """Take the decode worker's report and judge the split by it."""
         self._happened.decode_report = report
         if self.decision.choice == "split":
-            self._verdict = verify_split(report)
+            self._verdict = verify_split(report, self.usage)
 
     def kv_arrived(self) -> bool:
         """Return whether the decode worker said that it loaded all that it lacked."""

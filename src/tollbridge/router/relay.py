@@ -40,10 +40,16 @@ class Relay:
         self._finish = finish
         self._idle_s = context.config.router.idle_timeout_s
 
-    async def answer(self, worker: Worker, response: aiohttp.ClientResponse, limit: Deadline) -> web.StreamResponse:
-        """Relay `response`, whatever its kind; UnavailableError when the worker failed."""
+    async def answer(
+        self, worker: Worker, response: aiohttp.ClientResponse, limit: Deadline, *, hide_usage: bool = False
+    ) -> web.StreamResponse:
+        """Relay `response`, whatever its kind; UnavailableError when the worker failed.
+
+        With `hide_usage` the client did not ask for the usage chunk of the stream.
+        """
         if response.status == 200 and response.content_type == EVENT_STREAM:
-            return await self._stream(worker, response, limit)
+            events = EventFilter(self._context.limits.max_event_bytes, hide_usage=hide_usage)
+            return await self._stream(worker, response, limit, events)
         return await self._whole(worker, response, limit)
 
     async def _whole(self, worker: Worker, response: aiohttp.ClientResponse, limit: Deadline) -> web.StreamResponse:
@@ -65,9 +71,10 @@ class Relay:
         await self._finish()
         return await self._client.send_whole(response.status, response.content_type, body, self._outcome.header())
 
-    async def _stream(self, worker: Worker, response: aiohttp.ClientResponse, limit: Deadline) -> web.StreamResponse:
+    async def _stream(
+        self, worker: Worker, response: aiohttp.ClientResponse, limit: Deadline, events: EventFilter
+    ) -> web.StreamResponse:
         """Relay a stream, event by event. The head leaves with the first event: until then a retry is possible."""
-        events = EventFilter(self._context.limits.max_event_bytes)
         async for data in _pieces(worker, response, events):
             if self._client.response is None:
                 self._refuse_failure(worker, events)

@@ -20,11 +20,21 @@ _ERROR = b'data: {"error"'
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+class PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
 class Usage(msgspec.Struct, frozen=True):
-    """The two counts of an OpenAI usage object that the decision record keeps."""
+    """What the decision record keeps of an OpenAI usage object."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens the worker did not compute, from its cache or over the wire; None when it does not say."""
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
 
 class _Carrier(msgspec.Struct, frozen=True):
@@ -33,8 +43,8 @@ class _Carrier(msgspec.Struct, frozen=True):
 
 class _Shell(msgspec.Struct, frozen=True):
     choices: list[msgspec.Raw] | None = None
-    usage: msgspec.Raw | None = None
-    error: msgspec.Raw | None = None
+    usage: object = None  # not `Raw | None`: msgspec takes that for null alone
+    error: object = None
 
 
 class _Params(msgspec.Struct, frozen=True):
@@ -45,11 +55,12 @@ class EventFilter:
     """Turns the upstream's byte stream into what the client may see, whole events at a time. No I/O.
 
     `report` and `usage()` are what was learnt on the way; `finished` says that [DONE] came, `error` is the worker's own
-    error event.
+    error event. With `hide_usage` the router asked for the usage chunk, not the client, who does not get it.
     """
 
-    def __init__(self, max_event_bytes: int) -> None:
+    def __init__(self, max_event_bytes: int, *, hide_usage: bool = False) -> None:
         self._max_event_bytes = max_event_bytes
+        self._hide_usage = hide_usage
         self._rest = b""  # the start of an event whose end has not come
         self._usage_event = b""  # the last one: decoded once, at the end
         self.report: WorkerReport | None = None
@@ -86,6 +97,8 @@ class EventFilter:
             self._usage_event = raw
         if _ERROR in raw:
             self.error = _data(raw)
+        if self._hide_usage and raw is self._usage_event and _is_usage_chunk(_data(raw)):
+            return b""
         if _PARAMS not in raw:
             return raw
         stripped, report = take_report(_data(raw))
@@ -152,7 +165,16 @@ def _is_bare(data: bytes) -> bool:
         shell = msgspec.json.decode(data, type=_Shell)
     except msgspec.DecodeError:
         return False
-    return not shell.choices and shell.error is None and (shell.usage is None or bytes(shell.usage) == b"null")
+    return not shell.choices and shell.error is None and shell.usage is None
+
+
+def _is_usage_chunk(data: bytes) -> bool:
+    """The chunk that `stream_options.include_usage` adds: usage and no choices."""
+    try:
+        shell = msgspec.json.decode(data, type=_Shell)
+    except msgspec.DecodeError:
+        return False
+    return not shell.choices and shell.error is None and shell.usage is not None
 
 
 def _only_null_usage(whole: bytes) -> bool:

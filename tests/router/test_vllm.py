@@ -1,0 +1,61 @@
+"""Workers that are vLLM servers: no /tollbridge/status, no report on a stream; usage says what was loaded."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.support.router_rig import Rig, rig
+from tests.support.stub_worker import StubWorker
+
+STREAM: dict[str, Any] = {"prompt": "Hello", "max_tokens": 8, "stream": True}
+
+
+@asynccontextmanager
+async def vllm_pair(cached_tokens: int | None) -> AsyncIterator[Rig]:
+    stubs = StubWorker("p0", "prefill"), StubWorker("d0", "decode")
+    for stub in stubs:
+        stub.engine, stub.stock = "vllm", True
+        stub.usage_details = None if cached_tokens is None else {"cached_tokens": cached_tokens}
+    async with rig(*stubs) as r:
+        yield r
+
+
+@pytest.mark.parametrize(
+    ("cached_tokens", "verified", "reason"), [(99, True, ""), (0, False, "not_loaded"), (None, False, "no_report")]
+)
+async def test_split_is_judged_by_usage(cached_tokens: int | None, verified: bool, reason: str) -> None:
+    async with vllm_pair(cached_tokens) as r:
+        answer = await r.post(STREAM, policy="split", x_request_id="one")
+        assert answer.text == "Hello world"
+        assert answer.events[-1] == "[DONE]"
+        assert all(event == "[DONE]" or event["choices"] for event in answer.events)  # the client asked no usage
+        happened = (await r.record("one"))["happened"]
+        assert happened["split_verified"] is verified
+        assert (happened["prompt_tokens"], happened["completion_tokens"]) == (100, 4)
+        if not verified:
+            assert await r.metric("split_unverified_total", reason=reason) == 1
+
+
+async def test_usage_that_the_client_asked_for_reaches_it() -> None:
+    async with vllm_pair(99) as r:
+        answer = await r.post(STREAM | {"stream_options": {"include_usage": True}}, policy="split")
+        assert answer.events[-2]["usage"]["prompt_tokens"] == 100
+
+
+async def test_other_stream_options_are_kept() -> None:
+    async with vllm_pair(99) as r:
+        await r.post(STREAM | {"stream_options": {"continuous_usage_stats": False}}, policy="split", x_request_id="two")
+        (leg,) = [seen for seen in r["d0"].seen if seen.role == "decode"]
+        assert leg.body["stream_options"] == {"continuous_usage_stats": False, "include_usage": True}
+        assert (await r.record("two"))["happened"]["split_verified"] is True
+
+
+async def test_local_request_is_passed_as_it_is() -> None:
+    async with vllm_pair(0) as r:
+        await r.post(STREAM, policy="local")
+        (seen,) = r["p0"].seen + r["d0"].seen
+        assert "stream_options" not in seen.body
