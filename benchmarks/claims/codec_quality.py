@@ -1,10 +1,10 @@
-"""What `transfer.codec: fp8` does to answers: SmolLM2 continues from KV that went through the codec, and from KV as it was.
+"""What `transfer.codec: fp8` does to answers: SmolLM2 continues from KV that went through the codec, and from exact KV.
 
-Passages of English technical prose (Python's own topics, at hand everywhere). The first tokens of each are prefilled once;
-decode then goes on from the exact KV and from encoded and decoded KV. Two things are measured, both teacher-forced, so
-that one early difference does not count again for every token behind it: the perplexity of the passage's own
-continuation, and how often the most likely next token is the same, along what the model itself writes. Beside them, how
-many continuations are the same to the last token.
+Passages of English technical prose (Python's own topics, at hand everywhere). The first tokens of each are prefilled
+once; decode then goes on from the exact KV and from encoded and decoded KV. Two things are measured, both
+teacher-forced, so that one early difference does not count again for every token behind it: the perplexity of the
+passage's own continuation, and how often the most likely next token is the same, along what the model itself writes.
+Beside them, how many continuations are the same to the last token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def run(quick: bool) -> ClaimResult:
 
     folder = pull_smollm2()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)  # in eval mode
     passages = _passages(tokenizer, count=4 if quick else 12)
     judge = _Judge(model)
     with torch.inference_mode():
@@ -119,7 +119,7 @@ def _layer_through_fp8(key: Any, value: Any) -> tuple[Any, Any]:
 
     tokens = torch.stack((key, value)).permute(1, 3, 0, 2, 4).contiguous()  # [passages, tokens, 2, heads, head_size]
     codec = Fp8Codec(dtype="float32", num_kv_heads=tokens.shape[3], head_size=tokens.shape[4])
-    data = memoryview(tokens.numpy()).cast("B")
+    data = tokens.view(-1).view(torch.uint8).numpy().data
     codec.decode(codec.encode([data]), [data])
     key, value = tokens.permute(2, 0, 3, 1, 4)
     return key.contiguous(), value.contiguous()
@@ -146,6 +146,7 @@ def _passages(tokenizer: Any, *, count: int) -> list[list[int]]:
 def _ratio(model: Any, dtype: str) -> float:
     """Return wire bytes over memory bytes."""
     config = model.config
-    heads, size = config.num_key_value_heads, config.hidden_size // config.num_attention_heads
+    heads = int(config.num_key_value_heads)
+    size = int(config.hidden_size // config.num_attention_heads)
     memory_bytes = 2 * heads * size * {"float32": 4, "bfloat16": 2}[dtype]
     return Fp8Codec(dtype=dtype, num_kv_heads=heads, head_size=size).token_bytes / memory_bytes

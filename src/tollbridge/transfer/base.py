@@ -60,6 +60,7 @@ class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     block_size: int
     layout: str  # by content, e.g. "token-major:k,v": the order of bytes, not an engine's name for it
     isa: str = "any"  # instruction set when the engine packs KV by it, "any" otherwise
+    codec: str = "none"  # how KV travels, see codec.py
     tp_rank: int = 0
     tp_size: int = 1
 

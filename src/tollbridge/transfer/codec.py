@@ -8,7 +8,7 @@ not depend on the tokens that share its frame: chunking, resending and block siz
 One token of one layer on the wire: `2 * heads` scales, then `2 * heads * head_size` codes, K before V. That is
 (head_size + 1) / (2 head_size) of bfloat16 or float16, half of that of float32: 0.508 and 0.254 for heads of 64.
 
-A row that holds an infinity or NaN becomes all NaN: it was useless before, and stays visibly so. Numbers
+A row that holds an infinity, a NaN or more than 3.2e38 becomes all NaN: it was useless before, and stays visibly so. Numbers
 below 2**-120 become zero.
 """
 
@@ -37,6 +37,7 @@ class Codec(Protocol):
     """One way to write the KV of a run of tokens of one layer. Stateless."""
 
     token_bytes: int  # on the wire, of one token in one layer
+    memory_bytes: int  # of the same in memory
 
     def encode(self, views: Sequence[memoryview]) -> memoryview:
         """Return the tokens in `views` (runs of whole tokens) as they travel."""
@@ -55,11 +56,11 @@ class Fp8Codec:
         self.head_size = head_size
         self.token_bytes = self.rows * (1 + head_size)
         self._dtype = dtype
-        self._memory_bytes = self.rows * head_size * _DTYPE_BYTES[dtype]
+        self.memory_bytes = self.rows * head_size * _DTYPE_BYTES[dtype]
         self._pass_tokens = max(1, _PASS_NUMBERS // (self.rows * head_size))
 
     def encode(self, views: Sequence[memoryview]) -> memoryview:
-        num_tokens = sum(map(len, views)) // self._memory_bytes
+        num_tokens = sum(map(len, views)) // self.memory_bytes
         out = np.empty((num_tokens, self.token_bytes), dtype=np.uint8)
         done = 0
         for views_of_pass in self._passes(views):
@@ -70,13 +71,14 @@ class Fp8Codec:
             target[:, : self.rows] = scales
             target[:, self.rows :] = codes.reshape(len(numbers), -1)
             done += len(numbers)
-        return memoryview(out.reshape(-1))
+        wire: memoryview = out.reshape(-1).data
+        return wire
 
     def decode(self, data: memoryview, views: Sequence[memoryview]) -> None:
         source = np.frombuffer(data, dtype=np.uint8).reshape(-1, self.token_bytes)
         done = 0
         for views_of_pass in self._passes(views):
-            num_tokens = sum(map(len, views_of_pass)) // self._memory_bytes
+            num_tokens = sum(map(len, views_of_pass)) // self.memory_bytes
             tokens = source[done : done + num_tokens]
             codes = tokens[:, self.rows :].reshape(num_tokens, self.rows, self.head_size)
             numbers = self._rounded(_dequantise(tokens[:, : self.rows], codes)).reshape(-1).view(np.uint8)
@@ -90,7 +92,7 @@ class Fp8Codec:
 
     def _passes(self, views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
         """Yield runs of `views`, cut where they are long, that make one pass each."""
-        limit, run, size = self._pass_tokens * self._memory_bytes, list[memoryview](), 0
+        limit, run, size = self._pass_tokens * self.memory_bytes, list[memoryview](), 0
         for view in views:
             for start in range(0, len(view), limit):
                 piece = view[start : start + limit]
@@ -140,9 +142,7 @@ def maybe_codec(name: str, fingerprint: Fingerprint) -> Codec | None:
             f"transfer.codec fp8 needs a token-major cache of {', '.join(_DTYPE_BYTES)}; this one is "
             f"{fingerprint.layout} of {fingerprint.dtype}: use none."
         )
-    return Fp8Codec(
-        dtype=fingerprint.dtype, num_kv_heads=fingerprint.num_kv_heads, head_size=fingerprint.head_size
-    )
+    return Fp8Codec(dtype=fingerprint.dtype, num_kv_heads=fingerprint.num_kv_heads, head_size=fingerprint.head_size)
 
 
 def _quantise(numbers: Halves) -> tuple[Bytes, Bytes]:
@@ -163,7 +163,7 @@ def _quantise(numbers: Halves) -> tuple[Bytes, Bytes]:
     index -= floor
     codes = _CODES.take(index, mode="clip")
     codes |= (numbers >> np.uint16(8)).astype(np.uint8) & np.uint8(0x80)
-    is_broken = largest >= np.uint16(0x7F80)
+    is_broken = largest >= np.uint16(0x7F78)  # infinite, NaN, or so large that rounding would make it infinite
     if is_broken.any():
         scales[is_broken] = _NAN_SCALE
         codes[is_broken] = 0x7F

@@ -11,13 +11,15 @@ from tollbridge.transfer.stage import Span, Stage
 from tollbridge.transfer.writer import OutgoingFrame
 
 
-def compose(session: SendSession, chunk: Chunk, stage: Stage, incarnation: int) -> OutgoingFrame:
+def compose(
+    session: SendSession, chunk: Chunk, stage: Stage, incarnation: int, *, codec: Codec = Codec.NONE
+) -> OutgoingFrame:
     """Return the DATA frame for `chunk`, lifted from the cache; `stage` must have room."""
     assert session.opening is not None
     parcel = stage.lift(Span(chunk.layer, session.table, chunk.first_token, chunk.num_tokens))
     header = Header(
         kind=Kind.DATA,
-        codec=Codec.NONE,
+        codec=codec,
         transfer=session.transfer,
         incarnation=incarnation,
         epoch=session.opening.epoch,

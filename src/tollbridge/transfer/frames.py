@@ -8,7 +8,7 @@ Every frame is a 64-byte header and a payload. A DATA frame carries the KV of to
          4     1  version           1
          5     1  kind              see Kind
          6     1  flags             0, refused otherwise
-         7     1  codec             0 = raw bytes
+         7     1  codec             see Codec; as the handshake agreed
          8    16  transfer id       zero when the frame belongs to the connection
         24     4  incarnation       of the process that sends the frame (first 4 bytes of its incarnation id)
         28     4  epoch             which OPEN of this transfer the frame answers, chosen by decode
@@ -71,6 +71,7 @@ class Codec(IntEnum):
     """How the payload encodes KV bytes."""
 
     NONE = 0
+    FP8 = 1
 
 
 HANDSHAKE_KINDS = frozenset({Kind.HELLO, Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.READY, Kind.REFUSE})

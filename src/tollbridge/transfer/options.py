@@ -21,6 +21,7 @@ class TransferOptions:
 
     secret: bytes | None = field(default=None, repr=False)  # the cluster secret; never in a log
     tls: TlsFiles | None = None  # None: frames travel in the clear
+    codec: str = "none"  # how KV travels: none, fp8 (see codec.py); both sides must say the same
     bind_host: str = "127.0.0.1"
     bind_port: int = 0  # 0: choose a free one
     advertise_host: str | None = None  # what `address` says; None: the bound address

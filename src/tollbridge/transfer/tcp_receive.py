@@ -12,12 +12,13 @@ from dataclasses import replace
 from functools import partial
 
 from tollbridge.clock import Clock, SystemClock
-from tollbridge.errors import HandshakeError
+from tollbridge.errors import HandshakeError, ProtocolError
 from tollbridge.transfer.base import Fingerprint, KVMemory, LoadRequest, Reason, TransferEnd, TransferStatistics
 from tollbridge.transfer.channel import maybe_tls
+from tollbridge.transfer.coded import coded
 from tollbridge.transfer.compose import require_load
 from tollbridge.transfer.connection import Connection
-from tollbridge.transfer.frames import Header, transfer_key
+from tollbridge.transfer.frames import Codec, Header, transfer_key
 from tollbridge.transfer.handshake import DialHandshake, Identity, Place
 from tollbridge.transfer.lanes import Lanes
 from tollbridge.transfer.ledger import Ledger
@@ -48,6 +49,7 @@ class TcpReceiver:
         self._memory = memory
         self._ledger = Ledger("tcp")
         options, clock = options or TransferOptions(), clock or SystemClock()
+        memory, fingerprint = coded(options.codec, memory, fingerprint)
         self._side = _ReceiveSide(memory, fingerprint, options, clock, self._ledger)
 
     def open(self, load: LoadRequest) -> None:
@@ -91,6 +93,7 @@ class _ReceiveSide:
     ) -> None:
         self._clock = clock
         self._ledger = ledger
+        self._codec = Codec[fingerprint.codec.upper()]
         self._identity = Identity(fingerprint=fingerprint, secret=options.secret or b"")
         self._pool: dict[Address, int] = {}  # the pair of each peer
         self._narrow: set[int] = set()  # pairs whose other lanes are still to be dialled
@@ -203,6 +206,8 @@ class _ReceiveSide:
         """Nothing: see fill."""
 
     def begin_data(self, pair: int, header: Header) -> Landing | None:
+        if header.codec != self._codec:
+            raise ProtocolError(f"Prefill sent codec {header.codec}, but the handshake agreed on {self._codec.name}.")
         with self._monitor:
             if not self.stage.has_room():
                 return None

@@ -12,9 +12,10 @@ from tollbridge.clock import Clock, SystemClock
 from tollbridge.errors import HandshakeError, StartupError
 from tollbridge.transfer.base import Fingerprint, KVMemory, Reason, TransferEnd, TransferStatistics
 from tollbridge.transfer.channel import maybe_tls
+from tollbridge.transfer.coded import coded
 from tollbridge.transfer.compose import compose, require_table
 from tollbridge.transfer.connection import Connection
-from tollbridge.transfer.frames import Header, transfer_key
+from tollbridge.transfer.frames import Codec, Header, transfer_key
 from tollbridge.transfer.handshake import AcceptHandshake, Identity
 from tollbridge.transfer.lanes import Lanes
 from tollbridge.transfer.ledger import Ledger
@@ -49,6 +50,7 @@ class TcpSender:
         self._options = options or TransferOptions()
         self._options.require_secret()
         self._ledger = Ledger("tcp")
+        memory, fingerprint = coded(self._options.codec, memory, fingerprint)
         self._side = _SendSide(memory, fingerprint, self._options, clock or SystemClock(), self._ledger)
         self._memory = memory
 
@@ -117,6 +119,7 @@ class _SendSide:
         self._options = options
         self._clock = clock
         self._ledger = ledger
+        self._codec = Codec[fingerprint.codec.upper()]
         self._identity = Identity(fingerprint=fingerprint, secret=options.secret or b"")
         self._bucket = TokenBucket(options.bandwidth_cap_bytes_per_s, clock.monotonic())
         self._pairs: dict[tuple[bytes, bytes], int] = {}  # (incarnation, pair id) -> number of the first lane
@@ -252,7 +255,7 @@ class _SendSide:
             connection.hungry = taken is None
             if taken is None:
                 return False
-            frame = compose(*taken, self.stage, self._identity.short)
+            frame = compose(*taken, self.stage, self._identity.short, codec=self._codec)
             self._bucket.take(frame.parcel.num_bytes, now_s)
             connection.push(frame)
             self._wake(connection.pair)

@@ -59,6 +59,7 @@ def maybe_media(cluster: ClusterConfig, worker: WorkerConfig, secret: bytes | No
         TransferOptions(
             secret=secret,
             tls=TlsFiles(**msgspec.structs.asdict(tls)) if tls else None,
+            codec=cluster.transfer.codec,
             bind_host=address.host,
             bind_port=address.port,
             streams=_maybe_number(cluster.transfer.streams),
