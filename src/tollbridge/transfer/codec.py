@@ -8,8 +8,8 @@ not depend on the tokens that share its frame: chunking, resending and block siz
 One token of one layer on the wire: `2 * heads` scales, then `2 * heads * head_size` codes, K before V. That is
 (head_size + 1) / (2 head_size) of bfloat16 or float16, half of that of float32: 0.508 and 0.254 for heads of 64.
 
-A row that holds an infinity, a NaN or more than 3.2e38 becomes all NaN: it was useless before, and stays visibly so. Numbers
-below 2**-120 become zero.
+A row that holds an infinity, a NaN or more than 3.2e38 becomes all NaN: it was useless before, and stays visibly so.
+Numbers below 2**-120 become zero.
 """
 
 from __future__ import annotations

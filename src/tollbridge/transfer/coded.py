@@ -35,13 +35,14 @@ class CodedMemory:
         self.num_blocks = memory.num_blocks
         self.block_size = memory.block_size
         self.granule_bytes = codec.token_bytes
+        self.num_streams = memory.num_streams
         self._memory = memory
         self._codec = codec
 
     def fence(self) -> Fence:
         return self._memory.fence()
 
-    def stage(self, *, max_payload_bytes: int, ring_bytes: int) -> Stage:
+    def stage(self, *, max_payload_bytes: int, ring_bytes: int | None) -> Stage:
         return CodedStage(self._memory, self._codec, min(max_payload_bytes, _MAX_PAYLOAD_BYTES))
 
 
