@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -90,7 +90,7 @@ def zero_payloads() -> Fault:
     return spoil
 
 
-def rewrite_header(nth: int, **fields: int | bytes) -> Fault:
+def rewrite_header(nth: int, **fields: Any) -> Fault:
     """Change fields of the nth DATA header, with a matching checksum."""
     return _nth_data(nth, lambda frame: [encode_header(frame.header._replace(**fields)), frame.payload])
 
