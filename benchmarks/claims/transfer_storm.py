@@ -1,8 +1,9 @@
 """Ten thousand transfers under random faults: none wrong, none without an end, no block lost.
 
 Simulated: the real TCP medium on a network in memory, one thread, a manual clock; every fault strikes at least 200
-times in each state of the protocol that it can occur in. Sockets: the same medium on the loopback interface through a
-proxy that spoils frames. Planted: bugs put in on purpose, each of which the storm must find.
+times in each state of the protocol that it can occur in, and then fewer times with two connections per pair of workers.
+Sockets: the same medium on the loopback interface through a proxy that spoils frames. Planted: bugs put in
+on purpose, each of which the storm must find.
 """
 
 from __future__ import annotations
@@ -27,20 +28,22 @@ def run(quick: bool) -> ClaimResult:
     logging.getLogger("tollbridge").setLevel(logging.CRITICAL)  # refusals are what this is about
     wanted, num_simulated, num_sockets = (5, 500, 160) if quick else (WANTED, NUM_SIMULATED, NUM_SOCKETS)
     simulated = Simulation(SEED, wanted=wanted).run(num_simulated)
+    striped = Simulation(SEED, wanted=wanted // 10, num_streams=2).run(num_simulated // 5)
     real = sockets.run(num_sockets, seed=SEED)
     found = [name for name in PLANTED if _finds(name)]
     figures = {
-        "num_transfers": simulated.num_transfers + real.num_transfers,
+        "num_transfers": simulated.num_transfers + striped.num_transfers + real.num_transfers,
         "num_simulated": simulated.num_transfers,
+        "num_simulated_over_two_streams": striped.num_transfers,
         "num_over_sockets": real.num_transfers,
         "least_count_of_a_fault_in_a_state": simulated.counts.least,
         "num_wrong": 0,  # the first of any of these would have ended the run
         "num_without_end": 0,
         "num_blocks_leaked": 0,
-        "num_untouched_all_done": simulated.num_untouched,
+        "num_untouched_all_done": simulated.num_untouched + striped.num_untouched,
         "planted_found": len(found),
-        "decode_outcomes": dict(simulated.decode_outcomes + real.outcomes),
-        "simulated_s": simulated.seconds,
+        "decode_outcomes": dict(simulated.decode_outcomes + striped.decode_outcomes + real.outcomes),
+        "simulated_s": simulated.seconds + striped.seconds,
         "sockets_s": real.seconds,
     }
     return ClaimResult(

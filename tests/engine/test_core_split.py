@@ -195,6 +195,22 @@ def test_decode_aborted_half_way_frees_both_sides(split: Split) -> None:
     split.decode.wait_free()
 
 
+def test_an_abort_frees_the_blocks_of_both_sides_one_step_later() -> None:
+    split = Split(LoopbackNetwork())
+    gate = Gate()
+    split.prefill.runner.before = gate
+    name = split.transfer_id()
+    split.prefill.submit(prompt_of(30), max_tokens=1, request_id="p", transfer=split.params("prefill", name))
+    split.decode.submit(prompt_of(30), request_id="d", transfer=split.params("decode", name))
+    gate.wait_arrived(1)
+    for worker, request_id in ((split.decode, "d"), (split.prefill, "p")):
+        worker.engine.abort(request_id)
+        gate.let_through()
+        worker.submit([1], max_tokens=1).wait()  # the step that obeys the abort, or the one after it
+        assert worker.engine.statistics().num_free_blocks == worker.num_blocks
+    split.close()
+
+
 def test_a_digest_that_differs_is_recomputed(split: Split) -> None:
     name = split.transfer_id()
     split.prefill.submit(prompt_of(20), max_tokens=1, transfer=split.params("prefill", name)).wait()

@@ -10,10 +10,10 @@ from tests.transfer.storm.scenes import CELLS, FAULTS, SCENES, Counts
 from tests.transfer.storm.simulation import Simulation
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_storm(seed: int) -> None:
+@pytest.mark.parametrize(("seed", "num_streams"), [(1, 1), (2, 2)])
+def test_storm(seed: int, num_streams: int) -> None:
     """Nothing wrong is accepted, nothing is left without an end, no block leaks: the simulation asserts all of it."""
-    result = Simulation(seed, wanted=1).run(200)
+    result = Simulation(seed, wanted=1, num_streams=num_streams).run(200)
     assert result.counts.least >= 1
     assert result.num_untouched > 20
     assert result.decode_outcomes["done"] > result.num_untouched / 2

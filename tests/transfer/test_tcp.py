@@ -109,6 +109,21 @@ def test_a_restarted_prefill_worker_is_dialled_again() -> None:
     second.close()
 
 
+def test_a_restarted_decode_worker_is_served_again() -> None:
+    first = make_pair("tcp")
+    transfer_id = new_id()
+    first.sender.register(transfer_id, digest=DIGEST, num_tokens=100)
+    first.receiver.open(first.load(transfer_id, TABLE, 100))
+    assert transfer(first) == ("done", "done")  # so the open has been taken
+    first.receiver.close()
+    assert first.sent.wait(transfer_id).reason == Reason.PEER_LOST
+    cache = Cache(64, 16, seed=3)
+    second = Pair("tcp", first.send_cache, cache, first.sender, TcpReceiver(cache.memory, FINGERPRINT))
+    assert transfer(second) == ("done", "done")
+    assert np.array_equal(cache.tokens(TABLE, 0, 100), first.send_cache.tokens(TABLE, 0, 100))
+    second.close()
+
+
 def test_a_second_open_from_another_connection_is_refused(make_tcp: PairMaker) -> None:
     pair, transfer_id = make_tcp(), new_id()
     other = TcpReceiver(pair.receive_cache.memory, FINGERPRINT)

@@ -34,7 +34,7 @@ class TransferOptions:
     ring_bytes: int | None = None  # pinned host memory of each side when the KV is on a GPU; None: a fitting size
     min_frame_bytes: int = 64 * 1024
     max_frame_bytes: int = 2 * 1024 * 1024
-    frame_s: float = 0.05  # a frame is at most so much of the link's goodput: cancel waits for the rest of one frame
+    frame_s: float = 0.03  # a frame is at most so much of the link's goodput: cancel waits for the rest of one frame
     bandwidth_cap_bytes_per_s: float | None = None
     max_pending_opens: int = 4096  # transfers that decode opened and prefill does not know (yet)
     max_unauthenticated: int = 64  # connections still in their handshake

@@ -21,7 +21,7 @@ intact; payloads that nobody wants are drained into a small scratch; and GPU mem
 then the only host memory of a side, whatever the concurrency (stage.py, staging.py).
 
 Stopping. A cancel reaches the wire after what the kernel holds (TCP_NOTSENT_LOWAT) and the rest of one frame, each at
-most about 50 ms of the lane's goodput (pacing.py).
+most about 30 ms of the lane's goodput (pacing.py).
 
 Striping. Frames name their transfer, layer and tokens, and the receiver takes them in any order. A lane that has room
 takes the next frame of the pair, so each carries as much as it can move. A lane that finds nothing to send is hungry;

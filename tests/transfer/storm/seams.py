@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.transfer.storm.network import SimNetwork, SimSocket
+from tollbridge.transfer.switchboard import Switchboard
 
 
 class SimSelector:
@@ -53,11 +54,35 @@ class SimWaker:
     def close(self) -> None: ...
 
 
-def _call(board: Any, task: Callable[[], None]) -> None:
+_running: list[Switchboard] = []  # the board whose thread this would be, at the end
+
+
+@contextmanager
+def _as_thread_of(board: Switchboard) -> Iterator[None]:
+    _running.append(board)
+    try:
+        yield
+    finally:
+        _running.pop()
+
+
+def turn(board: Switchboard) -> None:
+    """Do what the thread of this board does between two waits."""
+    with _as_thread_of(board):
+        board._turn()
+
+
+def shut(board: Switchboard) -> None:
+    """Do what the thread of this board does last."""
+    with _as_thread_of(board):
+        board._shut()
+
+
+def _call(board: Switchboard, task: Callable[[], None]) -> None:
     """Run a task behind all that was posted before, as the thread would."""
-    while board._tasks:
-        board._tasks.popleft()()
-    task()
+    with _as_thread_of(board):
+        board._run_tasks()
+        task()
 
 
 @contextmanager
@@ -70,7 +95,7 @@ def simulated(network: SimNetwork, port: int) -> Iterator[None]:
         "switchboard.Waker": SimWaker,
         "switchboard.Switchboard.start": lambda board: None,
         "switchboard.Switchboard.call": _call,
-        "switchboard.Switchboard._here": True,
+        "switchboard.Switchboard._here": property(lambda board: _running[-1:] == [board]),
         "tcp_send.listen": lambda options: network.listen(port),
         "tcp_receive.socket": SimpleNamespace(
             socket=lambda *kind: SimSocket(network),

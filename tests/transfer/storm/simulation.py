@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from tests.transfer.storm.engines import RECEIVE_BLOCK, SEND_BLOCK, DecodeEngine
 from tests.transfer.storm.lane import Lane
 from tests.transfer.storm.network import SimNetwork
 from tests.transfer.storm.scenes import Counts, Scene
-from tests.transfer.storm.seams import simulated
+from tests.transfer.storm.seams import shut, simulated, turn
 from tollbridge.clock import ManualClock
 from tollbridge.transfer.base import Fingerprint
 from tollbridge.transfer.options import TransferOptions
@@ -55,8 +55,9 @@ class StormResult:
 class Simulation:
     """Two processes and some lanes between them."""
 
-    def __init__(self, seed: int, *, wanted: int = 200, num_lanes: int = 8) -> None:
+    def __init__(self, seed: int, *, wanted: int = 200, num_lanes: int = 8, num_streams: int = 1) -> None:
         self.rng = random.Random(seed)
+        self._options = replace(OPTIONS, streams=num_streams)
         self._seed = seed
         self.counts = Counts(wanted)
         self.clock = ManualClock()
@@ -142,10 +143,11 @@ class Simulation:
         self.clock.advance(TURN_S)
         for lane in self._lanes:
             next(lane.script)
-        _board(self.decode.receiver)._turn()
-        self.decode.poll()
-        _board(self.prefill.sender)._turn()
-        self.prefill.poll()
+        for engine, side in ((self.decode, self.decode.receiver), (self.prefill, self.prefill.sender)):
+            boards = _boards(side)
+            for board in self.rng.sample(boards, len(boards)):
+                turn(board)
+            engine.poll()
         self.network.pump()
         if self.rng.random() < 0.25:
             self.decode.check_memory()
@@ -155,7 +157,8 @@ class Simulation:
         for engine, side in ((self.prefill, self.prefill.sender), (self.decode, self.decode.receiver)):
             side.check()
             side.close()
-            _board(side)._shut()
+            for board in reversed(_boards(side)):
+                shut(board)
             engine.poll()
             assert not engine.live, "transfers without an end"
             engine.blocks.check_empty()
@@ -174,19 +177,19 @@ class Simulation:
     def _new_prefill(self) -> PrefillEngine:
         rng = random.Random(self.rng.getrandbits(64))
         engine = PrefillEngine(rng, None)  # type: ignore[arg-type]
-        engine.sender = TcpSender(engine.cache.memory, _fingerprint(SEND_BLOCK), OPTIONS, clock=self.clock)
+        engine.sender = TcpSender(engine.cache.memory, _fingerprint(SEND_BLOCK), self._options, clock=self.clock)
         return engine
 
     def _new_decode(self) -> DecodeEngine:
         rng = random.Random(self.rng.getrandbits(64))
         engine = DecodeEngine(rng, None)  # type: ignore[arg-type]
-        engine.receiver = TcpReceiver(engine.cache.memory, _fingerprint(RECEIVE_BLOCK), OPTIONS, clock=self.clock)
+        engine.receiver = TcpReceiver(engine.cache.memory, _fingerprint(RECEIVE_BLOCK), self._options, clock=self.clock)
         return engine
 
 
-def _board(side: Any) -> Switchboard:
-    board: Switchboard = side._side.lanes.first
-    return board
+def _boards(side: Any) -> list[Switchboard]:
+    boards: list[Switchboard] = side._side.lanes.boards
+    return boards
 
 
 def _fingerprint(block_size: int) -> Fingerprint:
