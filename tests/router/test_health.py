@@ -31,6 +31,16 @@ async def test_worker_without_kv_takes_no_part_in_splits() -> None:
         assert (await r.post({"prompt": "a"}, policy="split")).decision["reason"] == "no_ready_prefill"
 
 
+async def test_worker_that_may_pin_no_more_gets_no_new_splits() -> None:
+    async with rig() as r:
+        r["p0"].engine = {"num_pinned_blocks": 16, "max_pinned_blocks": 16}
+        await r.until("/fleet", lambda fleet: fleet["workers"][0]["status"].get("engine"))
+        assert (await r.post({"prompt": "a"}, policy="split")).decision["reason"] == "pinned_bound"
+        r["p0"].engine = {"num_pinned_blocks": 15, "max_pinned_blocks": 16}
+        await r.until("/fleet", lambda fleet: fleet["workers"][0]["status"]["engine"]["num_pinned_blocks"] == 15)
+        assert (await r.post({"prompt": "a"}, policy="split")).decision["choice"] == "split"
+
+
 async def test_stock_server_is_ready_without_our_status() -> None:
     worker = StubWorker("vllm")
     worker.stock = True

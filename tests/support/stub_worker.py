@@ -63,6 +63,7 @@ class StubWorker:
         self.healthy = True
         self.engine: Literal["embedded", "vllm"] = "embedded"  # what the cluster file says
         self.usage_details: dict[str, int] | None = None  # of a vLLM
+        self.engine: dict[str, int] = {}  # statistics in the status
         self.stock = False  # a server without /tollbridge/status and reports, like vLLM
         self.kv: str | None = f"127.0.0.1:{7000 + sum(name.encode())}"
         self.incarnation = "first"
@@ -133,6 +134,7 @@ class StubWorker:
         if self.stock:
             raise web.HTTPNotFound
         status = {"name": self.name, "kv": self.kv, "incarnation": self.incarnation, "draining": self.draining}
+        status["engine"] = self.engine
         return web.json_response(status)
 
     async def _tokenize(self, request: web.Request) -> web.Response:

@@ -87,7 +87,7 @@ def blind_checksum() -> Iterator[None]:
 
 
 PLANTED: dict[str, tuple[Callable[[], AbstractContextManager[None]], str]] = {
-    "late write": (late_write, "were written, and belong to no open load"),
+    "late write": (late_write, "were written, and belong to no open load|wrong KV was accepted|though nothing hit it"),
     "late read": (late_read, "failed though nothing hit it"),
     "missed end": (missed_end, "left without an end"),
     "missed deadline": (missed_deadline, "left without an end"),
