@@ -42,7 +42,7 @@ def plan_heads(num_kv_heads: int, *, send_tp_size: int, receive_tp_size: int) ->
     for side, tp_size in (("prefill", send_tp_size), ("decode", receive_tp_size)):
         if tp_size <= 0 or (num_kv_heads % tp_size and tp_size % num_kv_heads):
             raise HandshakeError(
-                f"KV heads cannot be split: tp_size is {tp_size} on the {side} side and num_kv_heads is {num_kv_heads}: "
+                f"KV heads do not divide: tp_size is {tp_size} on the {side} side and num_kv_heads is {num_kv_heads}: "
                 "one must divide the other."
             )
     return tuple(
