@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -30,18 +30,19 @@ class _Group:
     """A control group; a peak that cannot be reset counts from the start, which overstates and never hides."""
 
     source: str
-    current_file: Path
-    peak_file: Path
+    current_files: Sequence[Path]
+    peak_files: Sequence[Path]
 
     def now(self) -> int:
-        return int(self.current_file.read_text())
+        return sum(int(file.read_text()) for file in self.current_files)
 
     def peak(self) -> int:
-        return int(self.peak_file.read_text())
+        return sum(int(file.read_text()) for file in self.peak_files)
 
     def reset(self) -> None:
-        with contextlib.suppress(OSError):
-            self.peak_file.write_text("0")
+        for file in self.peak_files:
+            with contextlib.suppress(OSError):
+                file.write_text("0")
 
 
 @dataclass
@@ -94,13 +95,23 @@ def _make(limit_bytes: int) -> tuple[Path | None, MemoryGauge | None]:
             with contextlib.suppress(OSError):
                 (root / "cgroup.subtree_control").write_text("+memory")
                 folder = _new(root / name, "memory.max", limit_bytes)
-                return folder, _Group("cgroup v2 memory.peak", folder / "memory.current", folder / "memory.peak")
+                return folder, _Group("cgroup v2 memory.peak", [folder / "memory.current"], [folder / "memory.peak"])
     if (_V1_ROOT / "memory.limit_in_bytes").exists():
         with contextlib.suppress(OSError):
             folder = _new(_V1_ROOT / name, "memory.limit_in_bytes", limit_bytes)
-            source = "cgroup v1 memory.max_usage_in_bytes"
-            return folder, _Group(source, folder / "memory.usage_in_bytes", folder / "memory.max_usage_in_bytes")
+            return folder, _version_1(folder, limit_bytes)
     return None, None
+
+
+def _version_1(folder: Path, limit_bytes: int) -> MemoryGauge:
+    """Return the gauge of a v1 group, which counts socket buffers apart, and only once they have a limit."""
+    kinds = ["memory"]
+    with contextlib.suppress(OSError):
+        (folder / "memory.kmem.tcp.limit_in_bytes").write_text(str(limit_bytes))
+        kinds.append("memory.kmem.tcp")
+    source = "cgroup v1 max_usage_in_bytes of " + " + ".join(kinds)
+    current, peak = ([folder / f"{kind}.{name}" for kind in kinds] for name in ("usage_in_bytes", "max_usage_in_bytes"))
+    return _Group(source, current, peak)
 
 
 def _new(folder: Path, limit_file: str, limit_bytes: int) -> Path:

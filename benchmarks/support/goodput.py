@@ -16,6 +16,8 @@ from benchmarks.support.repeat import alternate, ratios, spread
 
 RATES: dict[str, str | None] = {"1 Gb/s": "1gbit", "4.6 Gb/s": "4600mbit", "unshaped": None}
 MULTI_STREAMS = (2, 4, 8)
+STREAMS = 4
+SEVERAL = f"tollbridge, {STREAMS} streams"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +57,26 @@ COLUMNS = ("link", "arm", "MiB/s", "of raw", "send CPU s/GB", "receive CPU s/GB"
 
 
 def measure(
-    joined: Link, pair: KVPair, nixl: NixlPair | None, repetitions: int, *, multi: bool, rates: Sequence[str]
+    joined: Link,
+    pair: KVPair,
+    several: KVPair,
+    nixl: NixlPair | None,
+    repetitions: int,
+    *,
+    multi: bool,
+    rates: Sequence[str],
 ) -> list[RateResult]:
-    """Measure all arms at each of `rates`; the multi-stream rivals only when asked for, and only unshaped."""
+    """Measure all arms at each of `rates`; the multi-stream rivals only when asked for, and only unshaped.
+
+    `pair` has the default number of streams, `several` has STREAMS.
+    """
     results = []
     for rate in rates:
         joined.shape(RATES[rate])
         arms: dict[str, Callable[[], Copy]] = {
             "raw": pair.raw,
             "tollbridge": pair.kv,
+            SEVERAL: several.kv,
             "tollbridge, neighbours": lambda: pair.kv(pair.contiguous),
         }
         if nixl is not None:

@@ -35,7 +35,9 @@ class Sink(Protocol):
         """Return where the payload goes, NOWHERE to drain it, None when there is no room now."""
         ...
 
-    def data_moved(self, header: Header) -> None: ...
+    def data_moved(self, header: Header) -> None:
+        """Bytes of this payload arrived; said once per frame and once at the end of a `read` inside one."""
+        ...
 
     def end_data(self, header: Header, checksum: int, landing: Landing) -> None:
         """Take a payload that is wholly in `landing`, and commit or close that; not called for a drained one."""
@@ -61,8 +63,10 @@ class FrameReader:
         self._landing: Landing | None = None  # of a DATA frame; None: drained, or not known yet
         self._waiting = False  # for the sink to have room
         self._released = False  # the transfer of this DATA frame ended while it was read
-        self._batches: Iterator[list[memoryview]] = iter(())  # of a DATA frame, after the current one
+        self._batches: Iterator[tuple[list[memoryview], int]] = iter(())  # of a DATA frame, after the current one
         self._batch: list[memoryview] = []
+        self._batch_bytes = 0  # in it
+        self._moved = False  # bytes of a DATA frame that is not whole yet, which the sink has not heard of
         self._hash = xxh3_64()
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
 
@@ -90,6 +94,9 @@ class FrameReader:
             if received == 0:
                 raise ConnectionClosedError("the peer closed the connection")
             total += received
+        if self._moved and self._header is not None:
+            self._moved = False
+            self._sink.data_moved(self._header)
         return total
 
     def release(self, transfer: bytes) -> None:
@@ -176,8 +183,9 @@ class FrameReader:
             if self._left_bytes == 0:
                 self._header = self._landing = None
         if landing is not None and received:
-            self._sink.data_moved(header)
-            if self._left_bytes == 0:
+            self._moved = self._left_bytes > 0
+            if not self._moved:
+                self._sink.data_moved(header)
                 self._sink.end_data(header, self._hash.intdigest(), landing)
         return received
 
@@ -185,40 +193,43 @@ class FrameReader:
         return channel.recv_into(self._scratch[: min(self._left_bytes, _SCRATCH_BYTES)])
 
     def _receive_landed(self, channel: Channel) -> int:
-        batch = self._batch or next(self._batches)
-        self._batch = batch
-        received = channel.recvmsg_into(batch)
-        self._batch = self._digest(batch, received)
+        if not self._batch:
+            self._batch, self._batch_bytes = next(self._batches)
+        received = channel.recvmsg_into(self._batch)
+        self._batch_bytes -= received
+        update = self._hash.update
+        if self._batch_bytes:
+            rest = drop_front(self._batch, received)
+            for view in self._batch[: -len(rest)]:
+                update(view)
+            cut = self._batch[-len(rest)]
+            update(cut[: len(cut) - len(rest[0])])
+            self._batch = rest
+        else:
+            for view in self._batch:
+                update(view)
+            self._batch = []
         return received
 
-    def _digest(self, batch: list[memoryview], received: int) -> list[memoryview]:
-        """Hash the first `received` bytes of `batch` and return the rest of it."""
-        update = self._hash.update
-        for index, view in enumerate(batch):
-            size = len(view)
-            if size > received:
-                update(view[:received])
-                return drop_front(batch[index:], received)
-            update(view)
-            received -= size
-        return []
 
-
-def _batches(views: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """Cut `views` into lists of about 256 KiB, each small enough for one system call."""
+def _batches(views: Sequence[memoryview]) -> Iterator[tuple[list[memoryview], int]]:
+    """Cut `views` into lists of about _BATCH_BYTES, each small enough for one system call; each with its size."""
     batch: list[memoryview] = []
     size = 0
     for view in views:
-        if len(view) > _BATCH_BYTES:
+        view_bytes = len(view)
+        if view_bytes > _BATCH_BYTES:
             if batch:
-                yield batch
-            yield from ([view[offset : offset + _BATCH_BYTES]] for offset in range(0, len(view), _BATCH_BYTES))
+                yield batch, size
+            for offset in range(0, view_bytes, _BATCH_BYTES):
+                part = view[offset : offset + _BATCH_BYTES]
+                yield [part], len(part)
             batch, size = [], 0
             continue
         batch.append(view)
-        size += len(view)
+        size += view_bytes
         if size >= _BATCH_BYTES or len(batch) == IOV_MAX:
-            yield batch
+            yield batch, size
             batch, size = [], 0
     if batch:
-        yield batch
+        yield batch, size
