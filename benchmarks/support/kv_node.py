@@ -26,6 +26,7 @@ from tollbridge.transfer.tcp import TcpReceiver, TcpSender
 SECRET = b"benchmark"
 DIGEST = content_digest([1, 2, 3])
 WAIT_S = 240.0
+PATIENCE = {"progress_timeout_s": 30.0}  # a machine that stands still for seconds shows in the spread, and ends nothing
 
 
 class KVNode:
@@ -101,7 +102,9 @@ class KVNode:
 
     def kv_sender(self, host: str, options: dict[str, Any]) -> tuple[str, int]:
         self._sender: KVSender = TcpSender(
-            self._memory, _fingerprint(self.shape), TransferOptions(secret=SECRET, bind_host=host, **options)
+            self._memory,
+            _fingerprint(self.shape),
+            TransferOptions(secret=SECRET, bind_host=host, **{**PATIENCE, **options}),
         )
         self._side: KVSender | KVReceiver = self._sender
         self._side.set_listener(self._changed.set)
@@ -109,7 +112,7 @@ class KVNode:
 
     def kv_receiver(self, options: dict[str, Any]) -> None:
         self._receiver: KVReceiver = TcpReceiver(
-            self._memory, _fingerprint(self.shape), TransferOptions(secret=SECRET, **options)
+            self._memory, _fingerprint(self.shape), TransferOptions(secret=SECRET, **{**PATIENCE, **options})
         )
         self._side = self._receiver
         self._side.set_listener(self._changed.set)
