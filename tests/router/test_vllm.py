@@ -18,7 +18,7 @@ STREAM: dict[str, Any] = {"prompt": "Hello", "max_tokens": 8, "stream": True}
 async def vllm_pair(cached_tokens: int | None) -> AsyncIterator[Rig]:
     stubs = StubWorker("p0", "prefill"), StubWorker("d0", "decode")
     for stub in stubs:
-        stub.engine, stub.stock = "vllm", True
+        stub.engine_kind, stub.stock = "vllm", True
         stub.usage_details = None if cached_tokens is None else {"cached_tokens": cached_tokens}
     async with rig(*stubs) as r:
         yield r

@@ -61,7 +61,7 @@ class StubWorker:
         self.url = ""
         self.model = "stub-model"
         self.healthy = True
-        self.engine: Literal["embedded", "vllm"] = "embedded"  # what the cluster file says
+        self.engine_kind: Literal["embedded", "vllm"] = "embedded"  # what the cluster file says
         self.usage_details: dict[str, int] | None = None  # of a vLLM
         self.engine: dict[str, int] = {}  # statistics in the status
         self.stock = False  # a server without /tollbridge/status and reports, like vLLM
@@ -111,8 +111,8 @@ class StubWorker:
 
     @property
     def config(self) -> WorkerConfig:
-        kv = self.kv if self.engine == "vllm" and self.kv else "127.0.0.1:0"
-        return WorkerConfig(name=self.name, prefer=self.prefer, url=self.url, engine=self.engine, kv=kv)
+        kv = self.kv if self.engine_kind == "vllm" and self.kv else "127.0.0.1:0"
+        return WorkerConfig(name=self.name, prefer=self.prefer, url=self.url, engine=self.engine_kind, kv=kv)
 
     def roles(self) -> list[str]:
         return [seen.role for seen in self.seen]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.worker.support import Client, fake_serving, params
-from tollbridge.wire.params import RELEASE_PATH
+from tollbridge.wire.params import RELEASE_PATH, Role
 
 
 async def test_release_reaches_the_engine(client: Client) -> None:
@@ -16,11 +18,13 @@ async def test_release_reaches_the_engine(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kv", "code"),
-    [(params("decode"), 400), (params("prefill", secret=b"another"), 401), (params("prefill", expires=1.0), 401)],
+    ("role", "fields", "code"),
+    [("decode", {}, 400), ("prefill", {"secret": b"another"}, 401), ("prefill", {"expires": 1.0}, 401)],
 )
-async def test_only_the_router_can_release_a_prefill(client: Client, kv: dict[str, object], code: int) -> None:
-    status, answer = await client.post(RELEASE_PATH, {"kv_transfer_params": kv})
+async def test_only_the_router_can_release_a_prefill(
+    client: Client, role: Role, fields: dict[str, Any], code: int
+) -> None:
+    status, answer = await client.post(RELEASE_PATH, {"kv_transfer_params": params(role, **fields)})
     assert status == code
     assert answer["error"]["param"] == "kv_transfer_params"
     assert client.engine.released == []
