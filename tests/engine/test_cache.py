@@ -86,3 +86,13 @@ def test_sizes() -> None:
     assert shape.block_bytes == LAYERS * BLOCK_SIZE * shape.token_bytes
     assert num_blocks_for(shape, 10 * shape.block_bytes - 1) == 9
     assert make_cache().statistics().num_bytes == NUM_BLOCKS * shape.block_bytes
+
+
+def test_byte_layers_are_the_cache() -> None:
+    cache = make_cache()
+    layers = cache.byte_layers()
+    assert len(layers) == cache.num_layers
+    assert all(layer.shape == (cache.num_blocks, BLOCK_SIZE * cache.granule_bytes) for layer in layers)
+    layers[1][3] = 7
+    (view,) = cache.views(1, [3], 0, BLOCK_SIZE)
+    assert set(view) == {7}

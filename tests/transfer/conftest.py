@@ -18,7 +18,7 @@ def no_threads_left() -> Iterator[None]:
     assert not left, f"threads left behind: {left}"
 
 
-@pytest.fixture(params=["tcp", "tcp-4", "tls", "tls-3", "loopback"])  # a number: so many streams
+@pytest.fixture(params=["tcp", "tcp-4", "tls", "tls-3", "device", "device-4", "loopback"])  # a number: so many streams
 def medium(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import trustme
 
+from tests.transfer.fake_device import DeviceMemory, FakeDevice
 from tests.transfer.tls_files import make_tls
 from tollbridge.transfer.base import Fingerprint, KVReceiver, KVSender, LoadRequest, TransferEnd, content_digest
 from tollbridge.transfer.channel import TlsFiles
@@ -56,13 +58,26 @@ def tls_files() -> tuple[TlsFiles, TlsFiles]:
 
 
 class Cache:
-    """A paged KV cache of random bytes, with what a test wants to know about it."""
+    """A paged KV cache of random bytes, and what a test wants to know about it; in host memory unless on a `device`."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, *, seed: int, token_bytes: int = TOKEN_BYTES, granule: int = 1
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        seed: int,
+        token_bytes: int = TOKEN_BYTES,
+        granule: int = 1,
+        device: FakeDevice | None = None,
     ) -> None:
         size = NUM_LAYERS * num_blocks * block_size * token_bytes
         self.array = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+        self.slots = self.array.reshape(NUM_LAYERS, num_blocks * block_size, token_bytes)
+        self.memory: Any
+        if device is not None:
+            blocks = self.array.reshape(NUM_LAYERS, num_blocks, block_size * token_bytes)
+            self.memory = DeviceMemory(blocks, device, block_size=block_size, granule=granule)
+            return
         self.memory = BufferMemory(
             self.array,
             num_layers=NUM_LAYERS,
@@ -71,7 +86,6 @@ class Cache:
             token_bytes=token_bytes,
             granule=granule,
         )
-        self.slots = self.array.reshape(NUM_LAYERS, num_blocks * block_size, token_bytes)
 
     def slot_numbers(self, table: Sequence[int], first_token: int, num_tokens: int) -> np.ndarray:
         size = self.memory.block_size
@@ -163,6 +177,9 @@ class Pair:
             assert side.statistics().active == 0
             assert side.statistics().num_connections == 0
         self.check()
+        for memory in (self.send_cache.memory, self.receive_cache.memory):
+            if isinstance(memory, DeviceMemory):
+                memory.device.close()
 
 
 PairMaker = Callable[..., Pair]
@@ -181,8 +198,10 @@ def make_pair(
     granule: int = 1,
 ) -> Pair:
     options = options or TransferOptions()
-    send_cache = Cache(num_blocks, send_block_size, seed=1, token_bytes=token_bytes, granule=granule)
-    receive_cache = Cache(num_blocks, receive_block_size, seed=2, token_bytes=token_bytes, granule=granule)
+    devices = [FakeDevice(), FakeDevice()] if medium.startswith("device") else [None, None]
+    sizes = {"token_bytes": token_bytes, "granule": granule}
+    send_cache = Cache(num_blocks, send_block_size, seed=1, device=devices[0], **sizes)
+    receive_cache = Cache(num_blocks, receive_block_size, seed=2, device=devices[1], **sizes)
     send_print = msgspec.structs.replace(FINGERPRINT, block_size=send_block_size)
     receive_print = msgspec.structs.replace(receive_fingerprint, block_size=receive_block_size)
     sender: KVSender
@@ -196,7 +215,7 @@ def make_pair(
         send_files, receive_files = tls_files()
         receive_options = replace(receive_options, tls=receive_files)
         options = replace(options, tls=send_files)
-    if medium in ("tcp", "tls"):
+    if medium in ("tcp", "tls", "device"):
         sender = TcpSender(send_cache.memory, send_print, options)
         receiver = TcpReceiver(receive_cache.memory, receive_print, receive_options)
     else:

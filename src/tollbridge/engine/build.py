@@ -54,8 +54,9 @@ def build_engine(
     runner.warm_up()
     tokenizer = ModelTokenizer(folder, name=name)
     print_of_model = fingerprint(folder, cache.shape)
-    sender = make_sender(cache, print_of_model) if make_sender else None
-    receiver = make_receiver(cache, print_of_model) if make_receiver else None
+    memory = kv_memory(cache)
+    sender = make_sender(memory, print_of_model) if make_sender else None
+    receiver = make_receiver(memory, print_of_model) if make_receiver else None
     log.info("model %s: %s on %s, %d KV blocks", name, info.dtype, loaded.device, info.num_blocks)
     return EmbeddedEngine(
         info=info,
@@ -67,6 +68,15 @@ def build_engine(
         sender=sender,
         receiver=receiver,
     )
+
+
+def kv_memory(cache: PagedKVCache) -> KVMemory:
+    """Return `cache` as transfers see it: in place on a CPU, behind a pinned ring on a GPU."""
+    if cache.tensor.device.type != "cuda":
+        return cache
+    from tollbridge.transfer.cuda import CudaMemory
+
+    return CudaMemory(cache.byte_layers(), block_size=cache.block_size)
 
 
 def set_threads(threads: int | None) -> None:

@@ -73,6 +73,10 @@ class PagedKVCache(HostMemory):
         """Store `key` and `value` `[num_tokens, num_kv_heads, head_dim]` at `slots` `[num_tokens]`."""
         self.layers[layer].index_copy_(0, slots, torch.stack((key, value), dim=1))
 
+    def byte_layers(self) -> list[torch.Tensor]:
+        """Return each layer as bytes, `[num_blocks, bytes of a block]`, views of the cache."""
+        return [layer.view(self.num_blocks, -1).view(torch.uint8) for layer in self.layers]
+
     def views(self, layer: int, block_table: Sequence[int], first_token: int, num_tokens: int) -> list[memoryview]:
         """Return writable byte views of tokens [first_token, first_token + num_tokens), in order, without a copy.
 

@@ -22,7 +22,8 @@ class Runner(Protocol):
         """Compute the plan; return logits `[number of chunks with needs_logits, vocab_size]`, in plan order.
 
         The KV of the plan's tokens is written to the cache. `on_layer(layer)` is called for layers 0, 1, ... once the
-        KV of all of the plan's tokens in that layer can be read by other threads; it is cheap and does not raise.
+        KV of all of the plan's tokens in that layer can be read by other threads or, on a GPU, by what is issued behind
+        it; it is cheap and does not raise.
         An exception ends the plan's requests with finish_reason "error"; the engine goes on with the others.
         """
         ...

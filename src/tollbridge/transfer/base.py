@@ -79,6 +79,7 @@ class KVMemory(Protocol):
     block_size: int  # tokens
     granule: int  # tokens
     granule_bytes: int  # of one granule in one layer
+    max_frame_bytes: int  # of payload, when the options name no number
     num_streams: int  # connections that it takes to keep up with this memory, when the options name no number
 
     def fence(self) -> Fence:

@@ -75,6 +75,10 @@ class Channel(Protocol):
 
     def recvmsg_into(self, buffers: Sequence[memoryview]) -> int: ...
 
+    def await_bytes(self, num_bytes: int) -> None:
+        """Let the selector report the socket when it has about so many bytes, or the last ones: 1 for any."""
+        ...
+
 
 class PlainChannel:
     """The socket itself."""
@@ -83,6 +87,7 @@ class PlainChannel:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self._awaited_bytes = 1
 
     def start(self) -> None:
         """Nothing to do."""
@@ -101,6 +106,11 @@ class PlainChannel:
 
     def recvmsg_into(self, buffers: Sequence[memoryview]) -> int:
         return self.sock.recvmsg_into(buffers)[0]
+
+    def await_bytes(self, num_bytes: int) -> None:
+        if num_bytes != self._awaited_bytes:
+            self._awaited_bytes = num_bytes
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
 
 
 class Tls:
@@ -192,6 +202,9 @@ class TlsChannel:
                 total += received
                 left = left[received:]
         return total
+
+    def await_bytes(self, num_bytes: int) -> None:
+        """Nothing: what the kernel holds is records, in whatever number."""
 
     # ── inside ──
 

@@ -35,6 +35,7 @@ class CodedMemory:
         self.num_blocks = memory.num_blocks
         self.block_size = memory.block_size
         self.granule_bytes = codec.token_bytes
+        self.max_frame_bytes = min(memory.max_frame_bytes, _MAX_PAYLOAD_BYTES)
         self.num_streams = memory.num_streams
         self._memory = memory
         self._codec = codec
@@ -49,7 +50,7 @@ class CodedMemory:
 class CodedStage:
     """One encoded or not yet decoded payload per connection, in memory of its own."""
 
-    depth = 1
+    depth = 0
 
     def __init__(self, memory: HostMemory, codec: Codec, max_payload_bytes: int) -> None:
         self.max_payload_bytes = max_payload_bytes
@@ -112,6 +113,8 @@ class _CodedParcel:
 
 class _CodedLanding:
     """Keeps the payload until it is known to be right: the cache sees whole, checked payloads only."""
+
+    batch_bytes = _MAX_PAYLOAD_BYTES
 
     def __init__(self, codec: Codec, views: list[memoryview], num_bytes: int) -> None:
         self._data = memoryview(bytearray(num_bytes))

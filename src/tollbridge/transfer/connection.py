@@ -35,8 +35,8 @@ class Side(Protocol):
     def begin_data(self, pair: int, header: Header) -> Landing | None: ...
     def data_moved(self, pair: int, header: Header) -> None: ...
     def end_data(self, pair: int, header: Header, checksum: int, landing: Landing) -> None: ...
-    def fill(self, connection: Connection) -> None:
-        """Push the frames that shall follow, as far as there is room for them."""
+    def fill(self, connection: Connection, *, ahead: bool) -> None:
+        """Push the frame that shall follow unless it is there; `ahead`: as many as there is room for."""
         ...
 
     def frame_sent(self, transfer: bytes) -> None: ...
@@ -244,9 +244,9 @@ class Connection:
         if header.incarnation != short_incarnation(self.peer_incarnation):
             raise IntegrityError("A frame comes from another process than the handshake.")
 
-    def _fill(self) -> None:
+    def _fill(self, ahead: bool) -> None:
         if self.ready:
-            self._side.fill(self)
+            self._side.fill(self, ahead=ahead)
 
     def _resize(self) -> None:
         before = self.sizer.unsent_bytes

@@ -112,12 +112,10 @@ class Lanes:
         self._pairs[connection.pair] = (*self.of(connection.pair), connection)
 
     def wake(self, pair: int) -> None:
-        """Let one lane that looked for frames in vain look again; it wakes the next when there is more."""
-        for lane in self.of(pair):
-            if lane.hungry:
-                lane.hungry = False
-                self.boards[lane.home].flush_soon(lane.number)
-                return
+        """Let two lanes that looked for frames in vain look again; they wake others when there is more."""
+        for lane in [lane for lane in self.of(pair) if lane.hungry][:2]:
+            lane.hungry = False
+            self.boards[lane.home].flush_soon(lane.number)
 
     def flush_at(self, connection: Connection, when_s: float) -> None:
         """Let a lane look for frames at `when_s`. In its own thread."""

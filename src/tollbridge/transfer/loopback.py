@@ -137,7 +137,8 @@ class LoopbackSender:
         self._network = network
         self._memory = memory
         self._stage = memory.stage(
-            max_payload_bytes=network.options.max_frame_bytes, ring_bytes=network.options.ring_bytes
+            max_payload_bytes=network.options.max_frame_bytes or memory.max_frame_bytes,
+            ring_bytes=network.options.ring_bytes,
         )
         self._ledger = Ledger("loopback")
         self.book = SendBook(
@@ -203,7 +204,7 @@ class LoopbackSender:
 
     def next_frame(self, connection: int) -> OutgoingFrame | None:
         """Return the next DATA frame; the network calls it."""
-        frame_bytes = min(_FRAME_BYTES, self._network.options.max_frame_bytes)
+        frame_bytes = min(_FRAME_BYTES, self._stage.max_payload_bytes)
         taken = self.book.take(connection, frame_bytes, 0.0)
         if taken is None:
             return None
@@ -220,7 +221,8 @@ class LoopbackReceiver:
         self._network = network
         self._memory = memory
         self._stage = memory.stage(
-            max_payload_bytes=network.options.max_frame_bytes, ring_bytes=network.options.ring_bytes
+            max_payload_bytes=network.options.max_frame_bytes or memory.max_frame_bytes,
+            ring_bytes=network.options.ring_bytes,
         )
         self._ledger = Ledger("loopback")
         self._pool: dict[tuple[str, int], int] = {}

@@ -18,6 +18,7 @@ class HostMemory(ABC):
     block_size: int
     granule: int = 1
     granule_bytes: int
+    max_frame_bytes: int = 2 * 1024 * 1024
     num_streams: int = 1  # one thread copies 3-5 GB/s, more than the links this is for
 
     @abstractmethod

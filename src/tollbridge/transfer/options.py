@@ -33,7 +33,7 @@ class TransferOptions:
     streams: int | None = None  # connections per prefill worker, and I/O threads; None: as the KV memory needs
     ring_bytes: int | None = None  # pinned host memory of each side when the KV is on a GPU; None: a fitting size
     min_frame_bytes: int = 64 * 1024
-    max_frame_bytes: int = 2 * 1024 * 1024
+    max_frame_bytes: int | None = None  # None: as the KV memory needs
     frame_s: float = 0.03  # a frame is at most so much of the link's goodput: cancel waits for the rest of one frame
     bandwidth_cap_bytes_per_s: float | None = None
     max_pending_opens: int = 4096  # transfers that decode opened and prefill does not know (yet)
@@ -47,7 +47,7 @@ class TransferOptions:
             _require(getattr(self, name) > 0, f"{name} must be positive")
         _require(self.heartbeat_s < self.progress_timeout_s, "heartbeat_s must be less than progress_timeout_s")
         _require(
-            0 < self.min_frame_bytes <= self.max_frame_bytes <= MAX_PAYLOAD_BYTES,
+            0 < self.min_frame_bytes <= (self.max_frame_bytes or MAX_PAYLOAD_BYTES) <= MAX_PAYLOAD_BYTES,
             f"min_frame_bytes <= max_frame_bytes <= {MAX_PAYLOAD_BYTES} must hold",
         )
         cap = self.bandwidth_cap_bytes_per_s

@@ -7,6 +7,7 @@ compromise is a share of a second of observed goodput, between two fixed sizes.
 
 from __future__ import annotations
 
+from tollbridge.transfer.frames import MAX_PAYLOAD_BYTES
 from tollbridge.transfer.options import TransferOptions
 
 _WINDOW_S = 0.02
@@ -71,7 +72,7 @@ class FrameSizer:
         cap = self._options.bandwidth_cap_bytes_per_s
         if cap is not None:
             size = min(size, cap * self._options.frame_s)
-        return int(min(max(size, self._options.min_frame_bytes), self._options.max_frame_bytes))
+        return int(min(max(size, self._options.min_frame_bytes), self._options.max_frame_bytes or MAX_PAYLOAD_BYTES))
 
 
 class TokenBucket:

@@ -1,9 +1,8 @@
 """The receiving half of a connection: header, then payload straight to where it belongs.
 
-A DATA payload is received into the buffers of the landing that the sink names. It comes in batches that fit the CPU's
-cache, and each is hashed at once: hashing what is still in L2 costs a fifth of hashing it from memory. A payload that
-nobody wants, or no longer, goes through a small scratch buffer. When the sink has no room for a payload, the reader
-waits with it: `waiting` says so, and the next `read` asks again.
+A DATA payload is received into the buffers of the landing that the sink names, in batches of the landing's size, and
+each is hashed at once. A payload that nobody wants, or no longer, goes through a small scratch buffer. When the sink
+has no room for a payload, the reader waits with it: `waiting` says so, and the next `read` asks again.
 
 `release` may be called from any thread: `_lock` is held whenever a payload is written or the landing changes hands, and
 never while the sink is called.
@@ -22,8 +21,8 @@ from tollbridge.transfer.frames import HEADER_BYTES, Header, Kind, check_body, p
 from tollbridge.transfer.stage import Landing
 from tollbridge.transfer.writer import IOV_MAX, drop_front
 
-_BATCH_BYTES = 256 * 1024
 _SCRATCH_BYTES = 256 * 1024
+_MAX_AWAITED_BYTES = 1024 * 1024  # of a large batch, before it is worth waking up
 
 
 class Sink(Protocol):
@@ -66,6 +65,7 @@ class FrameReader:
         self._batches: Iterator[tuple[list[memoryview], int]] = iter(())  # of a DATA frame, after the current one
         self._batch: list[memoryview] = []
         self._batch_bytes = 0  # in it
+        self._is_coarse = False  # the batches are few and large
         self._moved = False  # bytes of a DATA frame that is not whole yet, which the sink has not heard of
         self._hash = xxh3_64()
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
@@ -85,15 +85,17 @@ class FrameReader:
 
         Raises ProtocolError on bytes that the protocol does not allow, OSError when the connection is gone.
         """
-        total = 0
+        total, awaited_bytes = 0, 1  # what is there when the loop ends otherwise may be little, and all there is
         while total < budget_bytes and not (self._waiting and not self._land()):
             try:
                 received = self._receive(channel)
             except BlockingIOError:
+                awaited_bytes = min(self._left_bytes, _MAX_AWAITED_BYTES) if self._is_coarse else 1
                 break
             if received == 0:
                 raise ConnectionClosedError("the peer closed the connection")
             total += received
+        channel.await_bytes(awaited_bytes)
         if self._moved and self._header is not None:
             self._moved = False
             self._sink.data_moved(self._header)
@@ -116,6 +118,7 @@ class FrameReader:
         if self._landing is not None:
             self._landing.close()
         self._landing = None
+        self._is_coarse = False
         self._batches, self._batch = iter(()), []
 
     def _receive(self, channel: Channel) -> int:
@@ -160,7 +163,8 @@ class FrameReader:
                 landing.close()
             else:
                 self._landing = landing
-                self._batches, self._batch = _batches(landing.buffers), []
+                self._batches, self._batch = _batches(landing.buffers, landing.batch_bytes), []
+                self._is_coarse = landing.batch_bytes >= _MAX_AWAITED_BYTES
         return True
 
     def _receive_body(self, channel: Channel, header: Header) -> int:
@@ -182,6 +186,7 @@ class FrameReader:
             self._left_bytes -= received
             if self._left_bytes == 0:
                 self._header = self._landing = None
+                self._is_coarse = False
         if landing is not None and received:
             self._moved = self._left_bytes > 0
             if not self._moved:
@@ -212,23 +217,23 @@ class FrameReader:
         return received
 
 
-def _batches(views: Sequence[memoryview]) -> Iterator[tuple[list[memoryview], int]]:
-    """Cut `views` into lists of about _BATCH_BYTES, each small enough for one system call; each with its size."""
+def _batches(views: Sequence[memoryview], batch_bytes: int) -> Iterator[tuple[list[memoryview], int]]:
+    """Cut `views` into lists of about `batch_bytes`, each small enough for one system call; each with its size."""
     batch: list[memoryview] = []
     size = 0
     for view in views:
         view_bytes = len(view)
-        if view_bytes > _BATCH_BYTES:
+        if view_bytes > batch_bytes:
             if batch:
                 yield batch, size
-            for offset in range(0, view_bytes, _BATCH_BYTES):
-                part = view[offset : offset + _BATCH_BYTES]
+            for offset in range(0, view_bytes, batch_bytes):
+                part = view[offset : offset + batch_bytes]
                 yield [part], len(part)
             batch, size = [], 0
             continue
         batch.append(view)
         size += view_bytes
-        if size >= _BATCH_BYTES or len(batch) == IOV_MAX:
+        if size >= batch_bytes or len(batch) == IOV_MAX:
             yield batch, size
             batch, size = [], 0
     if batch:

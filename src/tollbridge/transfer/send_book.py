@@ -164,6 +164,10 @@ class SendBook:
         """Return whether `take` would return a frame."""
         return any(session.has_data() for session in self._by_connection.get(connection, {}).values())
 
+    def remaining_bytes(self, connection: int) -> int:
+        """Return what is still to be sent there, published or not."""
+        return sum(session.remaining_bytes for session in self._by_connection.get(connection, {}).values())
+
     def take(self, connection: int, max_bytes: int, goodput_bytes_per_s: float) -> tuple[SendSession, Chunk] | None:
         """Return the next frame of a connection: shortest remaining first, and age makes a transfer shorter.
 

@@ -25,7 +25,8 @@ most about 30 ms of the lane's goodput (pacing.py).
 
 Striping. Frames name their transfer, layer and tokens, and the receiver takes them in any order. A lane that has room
 takes the next frame of the pair, so each carries as much as it can move. A lane that finds nothing to send is hungry;
-whatever makes a frame available wakes one hungry lane, and a lane that leaves more behind wakes the next.
+whatever makes a frame available wakes two hungry lanes, and a lane that leaves more behind wakes two more. Towards the
+end of a transfer frames get smaller, so that the lanes finish together.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from tollbridge.transfer.monitor import Monitor
 from tollbridge.transfer.net import is_numeric
 from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.receive_book import ReceiveBook
-from tollbridge.transfer.stage import NOWHERE, Landing
+from tollbridge.transfer.stage import NOWHERE, Fence, Landing
 from tollbridge.transfer.switchboard import Switchboard
 from tollbridge.transfer.tally import Verdict
 
@@ -58,7 +58,7 @@ class TcpReceiver:
         load = replace(load, block_table=tuple(load.block_table))
         require_load(self._memory, load)
         self._ledger.begin(load.transfer_id)
-        self._side.lanes.post(partial(self._side.open, load))
+        self._side.lanes.post(partial(self._side.open, load, self._memory.fence()))
 
     def cancel(self, transfer_id: str, detail: str) -> None:
         """Stop the wire and end as cancelled unless ended."""
@@ -99,7 +99,9 @@ class _ReceiveSide:
         self._narrow: set[int] = set()  # pairs whose other lanes are still to be dialled
         self._incarnations: dict[Address, bytes] = {}
         incarnation = self._identity.short
-        self.stage = memory.stage(max_payload_bytes=options.max_frame_bytes, ring_bytes=options.ring_bytes)
+        self.stage = memory.stage(
+            max_payload_bytes=options.max_frame_bytes or memory.max_frame_bytes, ring_bytes=options.ring_bytes
+        )
         self.lanes = Lanes(
             self,
             options,
@@ -124,7 +126,7 @@ class _ReceiveSide:
 
     # ── the engine, by way of the first thread ──
 
-    def open(self, load: LoadRequest) -> None:
+    def open(self, load: LoadRequest, fence: Fence) -> None:
         """Enter `load` on the pair of its peer, dialling when there is none."""
         address = (load.host, load.port)
         with self._monitor:
@@ -136,7 +138,7 @@ class _ReceiveSide:
             if not self._book.busy(number):
                 for lane in self.lanes.of(number):
                     lane.heard_s = self._clock.monotonic()  # its silence so far was idleness
-            self._book.open(load, number, connected=bool(self.lanes.of(number)))
+            self._book.open(load, number, connected=bool(self.lanes.of(number)), fence=fence)
         if is_new:
             self._dial(number, address)
 
@@ -199,7 +201,7 @@ class _ReceiveSide:
         if widen:
             self._dial_others(pair)
 
-    def fill(self, connection: Connection) -> None:
+    def fill(self, connection: Connection, *, ahead: bool) -> None:
         """Nothing: decode sends control frames only."""
 
     def frame_sent(self, transfer: bytes) -> None:

@@ -15,7 +15,8 @@ from tollbridge.transfer.channel import maybe_tls
 from tollbridge.transfer.coded import coded
 from tollbridge.transfer.compose import compose, require_table
 from tollbridge.transfer.connection import Connection
-from tollbridge.transfer.frames import Codec, Header, transfer_key
+from tollbridge.transfer.frames import MAX_PAYLOAD_BYTES, NO_TRANSFER, Codec, Header, transfer_key
+from tollbridge.transfer.gate import Gate
 from tollbridge.transfer.handshake import AcceptHandshake, Identity
 from tollbridge.transfer.lanes import Lanes
 from tollbridge.transfer.ledger import Ledger
@@ -24,7 +25,7 @@ from tollbridge.transfer.net import listen
 from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.pacing import TokenBucket
 from tollbridge.transfer.send_book import SendBook
-from tollbridge.transfer.stage import NOWHERE, Landing
+from tollbridge.transfer.stage import NOWHERE, PASSED, Landing
 from tollbridge.transfer.tally import Verdict
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class TcpSender:
         memory, fingerprint = coded(self._options.codec, memory, fingerprint)
         self._side = _SendSide(memory, fingerprint, self._options, clock or SystemClock(), self._ledger)
         self._memory = memory
+        self._gate = Gate(self._side.lanes.post, name=f"kv-gate-{self._side.bound[1]}")
 
     @property
     def address(self) -> tuple[str, int]:
@@ -72,11 +74,15 @@ class TcpSender:
         """Say what is in memory; ValueError when `block_table` does not cover it or `layer` does not exist."""
         table = tuple(block_table)
         require_table(self._memory, table, num_tokens, layer)
-        self._side.lanes.post(partial(self._side.publish, transfer_key(transfer_id), table, num_tokens, layer))
+        transfer = transfer_key(transfer_id)
+        task = partial(self._side.publish, transfer, table, num_tokens, layer)
+        self._gate.after(transfer, self._memory.fence(), task)
 
     def rewind(self, transfer_id: str) -> None:
         """Forget what was published; on return no thread reads the blocks."""
-        self._side.lanes.call(partial(self._side.rewind, transfer_key(transfer_id)))
+        transfer = transfer_key(transfer_id)
+        self._gate.forget(transfer)
+        self._side.lanes.call(partial(self._side.rewind, transfer))
 
     def cancel(self, transfer_id: str, detail: str) -> None:
         """End the transfer as cancelled unless it has ended."""
@@ -86,7 +92,8 @@ class TcpSender:
     def shed(self, transfer_ids: Sequence[str], max_blocks: int, *, unsent_too: bool) -> None:
         """Fail finished sends until the others hold at most `max_blocks`."""
         transfers = [transfer_key(transfer_id) for transfer_id in transfer_ids]
-        self._side.lanes.post(partial(self._side.shed, transfers, max_blocks, unsent_too=unsent_too))
+        task = partial(self._side.shed, transfers, max_blocks, unsent_too=unsent_too)
+        self._gate.after(NO_TRANSFER, PASSED, task)  # behind what was published before: that is what it counts
 
     def poll(self) -> list[TransferEnd]:
         return self._ledger.poll()
@@ -106,6 +113,7 @@ class TcpSender:
     def close(self) -> None:
         """End everything as cancelled(shutdown), join the threads, close the sockets. Idempotent."""
         self._ledger.close()
+        self._gate.close()
         self._side.lanes.stop()
         self._side.stage.close()
 
@@ -127,7 +135,9 @@ class _SendSide:
         self._listener = _listen(options)
         self.bound: tuple[str, int] = self._listener.getsockname()[:2]
         incarnation = self._identity.short
-        self.stage = memory.stage(max_payload_bytes=options.max_frame_bytes, ring_bytes=options.ring_bytes)
+        self.stage = memory.stage(
+            max_payload_bytes=options.max_frame_bytes or memory.max_frame_bytes, ring_bytes=options.ring_bytes
+        )
         self.lanes = Lanes(
             self,
             options,
@@ -223,8 +233,9 @@ class _SendSide:
             self._book.control(pair, header, body)
             self._wake(pair)
 
-    def fill(self, connection: Connection) -> None:
-        while connection.num_staged < self.stage.depth and self._stage_one(connection):
+    def fill(self, connection: Connection, *, ahead: bool) -> None:
+        depth = self.stage.depth if ahead else 1
+        while connection.num_staged < depth and self._stage_one(connection):
             pass
 
     def frame_sent(self, transfer: bytes) -> None:
@@ -250,7 +261,7 @@ class _SendSide:
             if wait_s > 0 and self._book.busy(connection.pair):
                 self.lanes.flush_at(connection, now_s + wait_s)
                 return False
-            max_bytes = min(connection.sizer.frame_bytes, self.stage.max_payload_bytes)
+            max_bytes = min(connection.sizer.frame_bytes, self.stage.max_payload_bytes, self._share(connection.pair))
             taken = self._book.take(connection.pair, max_bytes, self.lanes.goodput_bytes_per_s(connection.pair))
             connection.hungry = taken is None
             if taken is None:
@@ -260,6 +271,13 @@ class _SendSide:
             connection.push(frame)
             self._wake(connection.pair)
         return True
+
+    def _share(self, pair: int) -> int:
+        """Return how much one lane may take: less towards the end, so that no lane is left with a large last frame."""
+        num_lanes = len(self.lanes.of(pair))
+        if num_lanes <= 1:
+            return MAX_PAYLOAD_BYTES
+        return max(self.stage.max_payload_bytes // 4, self._book.remaining_bytes(pair) // num_lanes)
 
     def _wake(self, pair: int | None) -> None:
         """Let a lane look for frames, if there are any."""

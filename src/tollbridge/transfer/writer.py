@@ -34,10 +34,16 @@ class OutgoingFrame:
 
 
 class FrameWriter:
-    """See the top of the file. `fill` is asked to push frames, `frame_sent` hears when one is with the kernel."""
+    """See the top of the file.
+
+    `fill` is asked to push a frame when one is needed, and with True to push those that will be needed next, while the
+    kernel is full. `frame_sent` hears when one is with the kernel.
+    """
 
     def __init__(
-        self, fill: Callable[[], None] = lambda: None, frame_sent: Callable[[bytes], None] = lambda transfer: None
+        self,
+        fill: Callable[[bool], None] = lambda ahead: None,
+        frame_sent: Callable[[bytes], None] = lambda transfer: None,
     ) -> None:
         self._fill = fill
         self._frame_sent = frame_sent
@@ -108,17 +114,20 @@ class FrameWriter:
 
         Raises OSError when the connection is gone.
         """
-        total = 0
+        total, is_full = 0, False
         while total < budget_bytes and self._load():
             with self._lock:
                 try:
                     sent = channel.sendmsg(self._buffers[:IOV_MAX])
                 except BlockingIOError:
+                    is_full = True
                     break
                 finished = self._advance(sent)
             total += sent
             if finished is not None:
                 self._frame_sent(finished.transfer)
+        if is_full and self._frame is not None:
+            self._fill(True)
         return total
 
     def _load(self) -> bool:
@@ -131,7 +140,7 @@ class FrameWriter:
             self._control.clear()
             self._control_bytes = 0
             return True
-        self._fill()
+        self._fill(False)
         with self._lock:
             if not self._staged:
                 return False
