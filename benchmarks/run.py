@@ -1,7 +1,7 @@
 """Run one claim: `python benchmarks/run.py CLAIM [--quick]`, or name them all with `--list`.
 
 A person reads the table; a program reads the last stdout line, one JSON document. Exit codes: 0 the claim holds, 1 it
-does not, 2 there is no such claim.
+does not, 2 there is no such claim, or this machine cannot measure it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the file runs from anywhere, uninstalled
 
 from benchmarks import claims
-from benchmarks.support.result import Claim, ClaimResult, Report, make_report, simple_table
+from benchmarks.support.result import Claim, ClaimResult, Report, is_unavailable, make_report, simple_table
 
 EXIT_HOLDS, EXIT_FAILS, EXIT_USAGE = 0, 1, 2
+EXIT_UNABLE = EXIT_USAGE
 WIDTH = 140  # of a table that goes into a file
 
 
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = make_report(options.claim, result, quick=options.quick)
     show(report, result, Console(width=None if sys.stdout.isatty() else WIDTH))
     print(msgspec.json.encode(report).decode(), flush=True)
+    if is_unavailable(result):
+        return EXIT_UNABLE
     return EXIT_HOLDS if report.holds else EXIT_FAILS
 
 

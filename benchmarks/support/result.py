@@ -10,6 +10,8 @@ import msgspec
 
 from benchmarks.support.machine import machine
 
+_NOT_MEASURED = "not_measured"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
@@ -72,4 +74,9 @@ def _text(value: object) -> str:
 
 def unavailable(sentence: str) -> ClaimResult:
     """Return the result of a claim that this machine cannot test: it does not hold, and the sentence says why."""
-    return ClaimResult(holds=False, figures={"not_measured": sentence}, bounds={"not_measured": "absent"})
+    return ClaimResult(holds=False, figures={_NOT_MEASURED: sentence}, bounds={_NOT_MEASURED: "absent"})
+
+
+def is_unavailable(result: ClaimResult) -> bool:
+    """Return whether `result` comes from `unavailable`."""
+    return _NOT_MEASURED in result.figures
