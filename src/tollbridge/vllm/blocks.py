@@ -15,7 +15,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from tollbridge.errors import StartupError
+from tollbridge.transfer.base import KVMemory
 from tollbridge.transfer.memory import BufferMemory, HostMemory
 
 
@@ -52,6 +55,27 @@ class BlockMemory(HostMemory):
         if not 0 <= layer < self.num_layers:
             raise ValueError(f"layer {layer} is not within 0..{self.num_layers - 1}")
         return self._layers[layer].views(0, block_table, first_token, num_tokens)
+
+
+def block_memory(tensors: Sequence[Any], regions: Sequence[Region], *, num_blocks: int, block_bytes: int) -> KVMemory:
+    """Return the memory of vLLM's KV tensors on their device, by layer; StartupError when that is not known."""
+    device = tensors[0].device.type
+    if device == "cpu":
+        return BlockMemory(regions, num_blocks=num_blocks, block_bytes=block_bytes)
+    if device != "cuda":
+        raise StartupError(f"TollbridgeConnector does not move KV from {device} memory.")
+    from tollbridge.transfer.cuda import CudaMemory
+
+    return CudaMemory([_as_bytes(tensor, num_blocks, block_bytes) for tensor in tensors], block_size=1)
+
+
+def _as_bytes(tensor: Any, num_blocks: int, block_bytes: int) -> Any:
+    """Return the storage behind `tensor`, whose dimensions may be permuted, as uint8 [num_blocks, block_bytes]."""
+    import torch
+
+    offset = tensor.storage_offset() * tensor.element_size()
+    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return flat.set_(tensor.untyped_storage(), offset, (num_blocks, block_bytes), (block_bytes, 1))
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,11 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
 from tollbridge.clock import SystemClock
-from tollbridge.errors import StartupError
 from tollbridge.transfer.base import TransferEnd
 from tollbridge.transfer.tcp import TcpReceiver, TcpSender
 from tollbridge.vllm import installed, support
 from tollbridge.vllm.admission import Admission
-from tollbridge.vllm.blocks import BlockMemory, Pieces
+from tollbridge.vllm.blocks import Pieces, block_memory
 from tollbridge.vllm.layout import read_layout
 from tollbridge.vllm.orders import StepOrders
 from tollbridge.vllm.ready import AtOnce
@@ -122,10 +121,10 @@ class TollbridgeConnector(base.KVConnectorBase_V1):
         layout = read_layout(
             kv_caches, num_blocks=self._kv_cache_config.num_blocks, backend=installed.attention_backend(config)
         )
-        if layout.device != "cpu":
-            raise StartupError(f"TollbridgeConnector does not move KV from {layout.device} memory yet.")
         rank = installed.tensor_parallel_rank()
-        memory = BlockMemory(layout.regions, num_blocks=layout.num_blocks, block_bytes=layout.block_bytes)
+        memory = block_memory(
+            layout.tensors, layout.regions, num_blocks=layout.num_blocks, block_bytes=layout.block_bytes
+        )
         fingerprint = installed.fingerprint(config, layout, tp_rank=rank)
         options = settings.options(rank)
         transfer_config = config.kv_transfer_config

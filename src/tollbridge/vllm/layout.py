@@ -32,6 +32,7 @@ class CacheLayout:
 
     layers: Mapping[str, int]  # layer name -> index; layers that share a cache share the index
     regions: tuple[Region, ...]  # by index
+    tensors: tuple[Any, ...]  # the same as vLLM registered them, by index
     num_blocks: int
     block_bytes: int  # of one layer
     description: str
@@ -56,6 +57,7 @@ def read_layout(kv_caches: Mapping[str, Any], *, num_blocks: int, backend: str) 
     return CacheLayout(
         layers=layers,
         regions=tuple(Region(owners[index].data_ptr(), num_bytes) for index in range(len(owners))),
+        tensors=tuple(owners[index] for index in range(len(owners))),
         num_blocks=num_blocks,
         block_bytes=num_bytes // num_blocks,
         description=f"{backend}:{descriptions.pop()}",

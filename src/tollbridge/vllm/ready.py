@@ -1,8 +1,8 @@
 """When is a layer's KV really in memory? The seam between the forward pass and what is published.
 
-`save_kv_layer` runs in the host when the work of that layer has been *issued*. On a CPU that is when it has been done.
-On a GPU it has only been enqueued: an implementation records an event on the current stream, and calls back once the
-event has passed, from a thread of its own.
+`save_kv_layer` runs in the host when the work of that layer has been *issued*. On a CPU that is when it has been done. On
+a GPU it has only been enqueued, but there the sender itself fences what is published (`KVMemory.fence`: an event on the
+engine's stream), so `AtOnce` serves both; an engine whose memory has no fence needs another implementation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class LayerReady(Protocol):
 
 
 class AtOnce:
-    """The CPU: what was issued has been computed."""
+    """What was issued has been computed, or the memory's own fence waits until it has."""
 
     def after(self, publish: Callable[[], None]) -> None:
         publish()
