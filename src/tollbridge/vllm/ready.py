@@ -1,8 +1,8 @@
 """When is a layer's KV really in memory? The seam between the forward pass and what is published.
 
-`save_kv_layer` runs in the host when the work of that layer has been *issued*. On a CPU that is when it has been done. On
-a GPU it has only been enqueued, but there the sender itself fences what is published (`KVMemory.fence`: an event on the
-engine's stream), so `AtOnce` serves both; an engine whose memory has no fence needs another implementation.
+`save_kv_layer` runs in the host when the work of that layer has been *issued*. On a CPU that is when it has been done.
+On a GPU it has only been enqueued, but there the sender itself fences what is published (`KVMemory.fence`: an event on
+the engine's stream), so `AtOnce` serves both; an engine whose memory has no fence needs another implementation.
 """
 
 from __future__ import annotations
