@@ -23,9 +23,9 @@ from tollbridge.errors import UnsupportedError
 from tollbridge.transfer.stage import Fence, Span, Stage
 from tollbridge.transfer.staging import RingStage, granule_numbers, ring_shape
 
-# Measured from GPU to GPU over loopback (claim transfer-gpu), 8 transfers at once: 5.7 GB/s with 4 streams and frames
-# of 4 MiB, 6.9 with 4 and 8 MiB, 7.9 with 8 and 8 MiB; plain sockets reached 7.9. The GIL is what is short, and a frame
-# takes some tenths of a millisecond of it, whatever its size.
+# Measured from GPU to GPU over loopback (claim transfer-gpu, docs/LOG.md). What is short is the GIL, of which a frame
+# takes some tenths of a millisecond whatever its size: hence large frames. Four streams do with less CPU what plain
+# sockets do, eight a quarter more.
 NUM_STREAMS = 8
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 RING_BYTES = 256 * 1024 * 1024  # auto: what 8 lanes have under way, one frame being sent and 3 behind it
