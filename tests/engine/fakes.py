@@ -282,9 +282,13 @@ class Worker:
 
     def wait_free(self) -> None:
         """Step until every block is free: transfers end in threads of their own."""
+        self.wait_pinned(0)
+
+    def wait_pinned(self, num_blocks: int) -> None:
+        """Step until so many blocks are pinned, and all others free."""
         deadline_s = time.monotonic() + TIMEOUT_S
-        while self.engine.statistics().num_free_blocks < self.num_blocks:
-            assert time.monotonic() < deadline_s, "blocks are still held"
+        while self.engine.statistics().num_free_blocks != self.num_blocks - num_blocks:
+            assert time.monotonic() < deadline_s, f"not {num_blocks} blocks are held: {self.engine.statistics()}"
             self.submit([1], max_tokens=1).wait()
 
     def assert_empty(self) -> None:

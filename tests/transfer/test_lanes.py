@@ -62,27 +62,34 @@ class Rig:
         self.pair.receiver.open(replace(self.pair.load(transfer_id, TABLE, num_tokens), host=host, port=port))
         return transfer_id
 
-    def start_and_stall(self) -> str:
-        """Begin a transfer and stall all lanes once each has sent something."""
-        busy: set[threading.Thread] = set()
-        stalled = threading.Event()
+    def meet(self, then: Callable[[], None] = lambda: None) -> threading.Event:
+        """Hold each lane behind its first DATA frame until all lanes have had one, then call `then`, once.
+
+        On a busy machine one thread could else send everything before another has run at all.
+        """
+        waiting = {thread for connection in self.proxy.connections for thread in connection.threads[1:]}
+        met = threading.Event()
 
         def fault(frame: kv_proxy.Frame) -> list[bytes]:
             if frame.is_data:
-                busy.add(threading.current_thread())
-            if len(busy) == STREAMS and not stalled.is_set():
-                self.proxy.stall()
-                self.proxy.fault = kv_proxy.forward
-                stalled.set()
+                if threading.current_thread() not in waiting:
+                    met.wait(WAIT_S)
+                waiting.discard(threading.current_thread())
+                if not waiting and not met.is_set():
+                    then()
+                    self.proxy.fault = kv_proxy.forward
+                    met.set()
             return [frame.data]
 
         self.proxy.fault = fault
+        return met
+
+    def start_and_stall(self) -> str:
+        """Begin a transfer and stall all lanes once each has sent something."""
+        stalled = self.meet(self.proxy.stall)
         transfer_id = self.start()
         assert stalled.wait(WAIT_S)
         return transfer_id
-
-    def lane_bytes(self) -> list[int]:
-        return sorted(connection.bytes_to_decode for connection in self.proxy.connections)
 
 
 @pytest.fixture
@@ -95,12 +102,13 @@ def rig(make_tcp: PairMaker) -> Iterator[Rig]:
 def test_a_transfer_is_striped(rig: Rig) -> None:
     assert len(rig.proxy.connections) == STREAMS
     expected = rig.pair.send_cache.slots.copy()
+    met = rig.meet()
     sent, received = rig.pair.ends(rig.start())
     assert (sent.outcome, received.outcome) == ("done", "done")
     assert np.array_equal(rig.pair.receive_cache.slots, expected)
     assert received.payload_bytes == NUM_TOKENS * NUM_LAYERS * TOKEN_BYTES
     assert (sent.payload_bytes, sent.num_frames) == (received.payload_bytes, received.num_frames)
-    assert rig.lane_bytes()[0] > 64 * 1024  # every lane carried frames
+    assert met.is_set()  # every lane carried frames
     assert rig.pair.sender.statistics().num_connections == STREAMS
 
 
@@ -113,10 +121,8 @@ def test_many_transfers_over_all_lanes(rig: Rig) -> None:
 
 def test_decode_cancels_in_the_middle_of_frames(rig: Rig) -> None:
     transfer_id = rig.start_and_stall()
-    begun_s = time.monotonic()
     rig.pair.receiver.cancel(transfer_id, "the client left")
-    assert rig.pair.received.wait(transfer_id).reason == Reason.CANCELLED
-    assert time.monotonic() - begun_s < 0.1
+    assert rig.pair.received.wait(transfer_id).reason == Reason.CANCELLED  # though nothing moves on the wire
     rig.pair.receive_cache.array[:] = 0  # the blocks are the engine's again
     rig.proxy.resume()
     assert rig.pair.sent.wait(transfer_id).reason == Reason.PEER_CANCELLED
@@ -197,8 +203,9 @@ def test_the_sides_may_differ_in_streams(make_tcp: PairMaker, prefill: int, deco
     options = TransferOptions(streams=prefill), TransferOptions(streams=decode)
     rig = Rig(make_tcp(options[0], receive_options=options[1], num_blocks=NUM_BLOCKS, token_bytes=TOKEN_BYTES), decode)
     with rig.proxy:
+        met = rig.meet()
         assert [end.outcome for end in rig.pair.ends(rig.start())] == ["done", "done"]
-        assert rig.lane_bytes()[0] > 64 * 1024
+        assert met.is_set()
 
 
 def _read(sock: socket.socket, size: int) -> bytes:
