@@ -99,7 +99,7 @@ class _Sink:
         inside = memoryview(self._memory)[8:-8]
         cut = header.incarnation % header.payload_bytes
         views = [view for view in (inside[:cut], inside[cut:]) if len(view)]
-        self._landing = SimpleNamespace(buffers=views, commit=lambda: None, close=lambda: None)
+        self._landing = SimpleNamespace(buffers=views, batch_bytes=256 * 1024, commit=lambda: None, close=lambda: None)
         return self._landing
 
     def data_moved(self, header: Header) -> None:
