@@ -26,6 +26,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -118,7 +119,7 @@ class Place(NamedTuple):
     lane: int
 
 
-class Handshake:
+class Handshake(ABC):
     """What both sides share: identity, transcript, and the peer once it is known."""
 
     def __init__(
@@ -153,8 +154,9 @@ class Handshake:
             raise ProtocolError(f"The peer sent {Kind(kind).name} out of turn in the handshake.")
         return self._advance(body, data)
 
+    @abstractmethod
     def _advance(self, body: Body, data: bytes) -> list[Message]:
-        raise NotImplementedError
+        """Take the message that was expected and return the answers."""
 
     def _say(self, body: Body, kind: Kind) -> Message:
         data = encode_body(body)
