@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -21,6 +22,18 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     num_prefills: int = 0  # prefill legs in flight
     num_decodes: int = 0  # decode legs and local requests in flight
     num_served: int = 0  # requests since start, to spread equal load
+    host: str = ""  # the machine, as `links` of the cluster file names it
+    block_size: int = 16  # tokens
+    kv_bytes_per_token: float = 0.0  # 0: not known
+    max_num_batched_tokens: int = 0  # token budget of a step, 0: not known
+    waiting_prefill_tokens: int = 0  # uncached prompt tokens that wait or are being computed there
+    num_running: int = 0  # streams decoding there, also those that others sent
+    free_kv_tokens: int | None = None  # room in its KV cache; None: not known
+    pinned_tokens: int = 0  # finished KV that nobody has fetched yet
+    num_sending: int = 0  # transfers in flight out of it, and the bytes still to go
+    sending_bytes: float = 0.0
+    num_receiving: int = 0  # transfers in flight into it, and the bytes still to come
+    receiving_bytes: float = 0.0
 
     @property
     def num_in_flight(self) -> int:
@@ -42,10 +55,13 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestView(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. Sizes are what can be known without a tokenizer."""
+    """One request. `cached` is a hint, never truth: a worker may have lost what the index remembers."""
 
     id: str
     body_bytes: int = 0
-    prompt_tokens: int | None = None  # None: the prompt is text
+    prompt_tokens: int | None = None  # None: the prompt is text, and nobody has tokenised it
     max_tokens: int | None = None
+    cached: Mapping[str, int] = {}  # worker name -> leading prompt tokens in its prefix cache; absent: 0
+    session: str | None = None  # requests of one session are better off on one worker
+    priority: int = 0  # lower is served earlier, as vLLM has it
     unsplittable: str | None = None  # a reason code when one transfer cannot carry it: "prompt_list", "several_choices"
