@@ -78,6 +78,10 @@ def test_a_file_with_comments_only_is_all_defaults(cluster_file: Path) -> None:
         ("workers: []", "workers is empty: list at least one worker."),
         ("workers: [{prefer: decode}]", "workers[0] lacks the key name."),
         ("workers: [{name: a, cores: [-1]}]", "workers[0].cores[0] is -1, but must be a whole number of at least 0."),
+        (
+            "workers: [{name: a, connector: nixl}]",
+            'workers[0].connector is "nixl", which only vLLM has: write engine: vllm, or leave the key out.',
+        ),
         ("workers: [{name: a, cores: []}]", "workers[0].cores is an empty list: name cores, or leave the key out."),
         ("workers: [{name: a, url: h:1}]", 'workers[0].url is "h:1", but must begin with http://.'),
         ("workers: [{name: a, kv: h}]", 'workers[0].kv is "h", but must look like host:port.'),

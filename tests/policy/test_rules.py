@@ -27,6 +27,10 @@ def a(name: str = "a0", **more: object) -> WorkerView:
     return WorkerView(name=name, prefer="any", kv=KV, **more)  # type: ignore[arg-type]
 
 
+def n(name: str, prefer: str, connector: str = "nixl", **more: object) -> WorkerView:
+    return WorkerView(name=name, prefer=prefer, connector=connector, **more)  # type: ignore[arg-type]
+
+
 def kv_less() -> WorkerView:
     return WorkerView(name="p0", prefer="prefill")
 
@@ -75,6 +79,8 @@ def test_local_spreads_equal_load_over_all_workers() -> None:
         ([a(), d()], "a0", "d0"),
         ([a("a0", num_decodes=1), a("a1")], "a1", "a0"),
         ([kv_less(), p("p1"), d()], "p1", "d0"),
+        ([n("p0", "prefill"), d("d0"), p("p1", num_prefills=9), n("d1", "decode", ready=False)], "p1", "d0"),
+        ([n("p0", "prefill"), d("d0"), n("d1", "decode", num_decodes=9)], "p0", "d1"),
     ],
 )
 def test_split(workers: list[WorkerView], prefill: str, decode: str) -> None:
@@ -93,6 +99,9 @@ def test_split(workers: list[WorkerView], prefill: str, decode: str) -> None:
         ([p(), d(ready=False)], "no_ready_decode"),
         ([p("p0"), p("p1")], "no_ready_decode"),
         ([a()], "no_ready_decode"),
+        ([p(), n("d0", "decode")], "connectors_differ"),
+        ([n("p0", "prefill"), d()], "connectors_differ"),
+        ([n("p0", "prefill"), n("d0", "decode", connector="nixl-push")], "connectors_differ"),
     ],
 )
 def test_split_falls_back_and_says_why(workers: list[WorkerView], reason: str) -> None:
@@ -125,6 +134,7 @@ WORKERS = st.lists(
         prefer=st.sampled_from(["prefill", "decode", "any"]),
         ready=st.booleans(),
         kv=st.sampled_from([None, KV]),
+        connector=st.sampled_from(["tollbridge", "nixl"]),
         suspect=st.booleans(),
         num_prefills=st.integers(0, 3),
         num_decodes=st.integers(0, 3),
@@ -147,7 +157,6 @@ def test_any_fleet(workers: list[WorkerView], name: str) -> None:
     assert decision.decode in ready
     assert (decision.prefill is None) == (decision.choice == "local")
     if decision.prefill is not None:
-        assert ready[decision.prefill].kv is not None
-        assert decision.prefill != decision.decode
+        assert ready[decision.prefill].can_send_to(ready[decision.decode])
         assert ready[decision.prefill].prefer != "decode"
         assert ready[decision.decode].prefer != "prefill"

@@ -15,7 +15,7 @@ from tollbridge.router.fleet import Fleet
 from tollbridge.router.limits import Limits
 from tollbridge.router.release import MAX_PENDING, Releaser
 from tollbridge.router.upstream import Upstream
-from tollbridge.wire.params import TransferParams
+from tollbridge.wire.params import RELEASE_PATH
 
 STREAM = {"prompt": "Hello", "max_tokens": 8, "stream": True}
 
@@ -64,11 +64,10 @@ async def test_messages_under_way_are_bounded_and_end_with_the_router() -> None:
     port = hung.sockets[0].getsockname()[1]
     workers = [WorkerConfig(name="p0", url=f"http://127.0.0.1:{port}")]
     fleet = Fleet(workers, clock=SystemClock(), suspect_s=1.0)
-    params = TransferParams(v=1, transfer_id="0" * 32, role="prefill", host="127.0.0.1", port=1, expires=1.0)
     async with Upstream(Limits()) as upstream:
         releaser = Releaser(upstream)
         for _ in range(MAX_PENDING + 10):
-            releaser.release(fleet["p0"], params)
+            releaser.send(fleet["p0"], RELEASE_PATH, b"{}", transfer="0" * 32)
         assert len([task for task in asyncio.all_tasks() if task.get_name() == "release-send"]) == MAX_PENDING
         async with asyncio.timeout(PATIENCE_S):
             await releaser.close()

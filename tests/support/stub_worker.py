@@ -31,6 +31,7 @@ from tollbridge.wire.params import TransferReport, WorkerReport
 SECRET = b"a secret for tests only"
 KAPPA = 64  # pretended KV bytes per token
 
+Connector = Literal["tollbridge", "nixl", "nixl-push"]
 Mode = Literal["serve", "hang", "head", "stall", "die", "end_early", "error", "event"]
 
 
@@ -62,6 +63,7 @@ class StubWorker:
         self.model = "stub-model"
         self.healthy = True
         self.engine_kind: Literal["embedded", "vllm"] = "embedded"  # what the cluster file says
+        self.connector: Connector = "tollbridge"  # the same
         self.usage_details: dict[str, int] | None = None  # of a vLLM
         self.engine: dict[str, int] = {}  # statistics in the status
         self.stock = False  # a server without /tollbridge/status and reports, like vLLM
@@ -112,7 +114,14 @@ class StubWorker:
     @property
     def config(self) -> WorkerConfig:
         kv = self.kv if self.engine_kind == "vllm" and self.kv else "127.0.0.1:0"
-        return WorkerConfig(name=self.name, prefer=self.prefer, url=self.url, engine=self.engine_kind, kv=kv)
+        return WorkerConfig(
+            name=self.name,
+            prefer=self.prefer,
+            url=self.url,
+            engine=self.engine_kind,
+            connector=self.connector,
+            kv=kv,
+        )
 
     def roles(self) -> list[str]:
         return [seen.role for seen in self.seen]
@@ -150,17 +159,21 @@ class StubWorker:
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        params = wire.parse(body.get("kv_transfer_params"))
-        if params is not None:
-            wire.verify(params, SECRET, now_s=0.0)
-        role = params.role if params else "local"
+        role, transfer_id = self._role(body)
         self.seen.append(Seen(request.path, role, {k.lower(): v for k, v in request.headers.items()}, body))
         self.arrived[role].set()
         try:
-            return await self._behave(request, body, role, params.transfer_id if params else "")
+            return await self._behave(request, body, role, transfer_id)
         except (asyncio.CancelledError, ConnectionError):
             self.departed[role].set()
             raise
+
+    def _role(self, body: dict[str, Any]) -> tuple[str, str]:
+        params = wire.parse(body.get("kv_transfer_params"))
+        if params is None:
+            return "local", ""
+        wire.verify(params, SECRET, now_s=0.0)
+        return params.role, params.transfer_id
 
     async def _behave(self, request: web.Request, body: dict[str, Any], role: str, transfer_id: str) -> Any:
         behaviour = self.behaviour.get(role, Behaviour())

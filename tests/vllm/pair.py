@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import secrets
 import signal
 import socket
@@ -23,7 +24,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from tollbridge.vllm.launch import VllmWorker, command
+from tollbridge.vllm.launch import Media, VllmWorker, command
 from tollbridge.wire.params import Role, TransferParams, sign
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +48,7 @@ class Server:
     folder: Path
     args: Sequence[str]
     transfer: dict[str, Any] = field(default_factory=dict)  # more of kv_connector_extra_config
+    media: Media = "tollbridge"
     port: int = field(default_factory=free_port)
     kv_port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
@@ -68,6 +70,7 @@ class Server:
             kv_port=self.kv_port,
             served_model_name="tiny",
             target="cpu",
+            media=self.media,
             threads=1,
             kv_cache_gib=1,
             python=PYTHON,
@@ -76,7 +79,7 @@ class Server:
         launch = command(worker, os.environ)
         index = launch.argv.index("--kv-transfer-config") + 1
         config = msgspec.json.decode(launch.argv[index])
-        config["kv_connector_extra_config"].update(self.transfer)
+        config.setdefault("kv_connector_extra_config", {}).update(self.transfer)
         launch.argv[index] = msgspec.json.encode(config).decode()
         environ = {
             **launch.environ,
@@ -201,6 +204,11 @@ class Pair:
                 return True
             await asyncio.sleep(0.1)
         return False
+
+
+def prompt(length: int, seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(3, 512) for _ in range(length)]
 
 
 def tokens(answer: dict[str, Any]) -> list[int]:

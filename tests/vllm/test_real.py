@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import secrets
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 
-from tests.vllm.pair import SECRET, Pair, Server, outcome, report, tokens
-from tollbridge.config.cluster import ClusterConfig, RouterConfig, WorkerConfig
-from tollbridge.router.main import listening
-from tollbridge.wire import sse
+from tests.vllm.pair import Pair, Server, outcome, prompt, report, tokens
+from tests.vllm.routed import ask_router, routed
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -40,11 +35,6 @@ def pair(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield pair
     finally:
         pair.stop()
-
-
-def prompt(length: int, seed: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(3, 512) for _ in range(length)]
 
 
 @pytest.mark.parametrize("length", LENGTHS)
@@ -177,18 +167,6 @@ async def test_metrics(pair: Pair) -> None:
     assert received > 0
 
 
-@asynccontextmanager
-async def routed(pair: Pair) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
-    """Run the router over the two servers; yield its URL and a client."""
-    workers = [
-        WorkerConfig(name=name, prefer=prefer, engine="vllm", url=server.url, kv=f"127.0.0.1:{server.kv_port}")
-        for name, prefer, server in (("p", "prefill", pair.p), ("d", "decode", pair.d))
-    ]
-    cluster = ClusterConfig(router=RouterConfig(port=0, policy="split"), workers=workers)
-    async with listening(cluster, SECRET.encode()) as url, aiohttp.ClientSession() as session:
-        yield url, session
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_router_splits_and_verifies(pair: Pair, stream: bool) -> None:
     """Forty prompts around block and chunk edges, eight at a time: every split equals local, and is verified."""
@@ -206,23 +184,3 @@ async def test_router_splits_and_verifies(pair: Pair, stream: bool) -> None:
     assert len(answers) == 40
     assert [got for got, _ in answers] == expected
     assert all(happened["split_verified"] for _, happened in answers), [h["error"] for _, h in answers]
-
-
-async def ask_router(
-    session: aiohttp.ClientSession, url: str, text: list[int], stream: bool
-) -> tuple[list[int], dict[str, Any]]:
-    """Return the token ids and what the router's record says of the request."""
-    body = {
-        "model": "tiny", "prompt": text, "max_tokens": 12, "temperature": 0, "ignore_eos": True,
-        "return_token_ids": True, "detokenize": False, "stream": stream,
-    }  # fmt: skip
-    async with session.post(url + "/v1/completions", json=body) as answer:
-        raw = await answer.read()
-        assert answer.status == 200, raw
-        decision = json.loads(answer.headers["x-tollbridge-decision"])
-    assert decision["choice"] == "split"
-    chunks = [json.loads(data) for data in sse.Parser().feed(raw) if data != b"[DONE]"] if stream else [json.loads(raw)]
-    assert all("kv_transfer_params" not in chunk and chunk["choices"] for chunk in chunks)
-    got = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids") or ()]
-    async with session.get(f"{url}/decisions/{decision['id']}") as answer:
-        return got, (await answer.json())["happened"]

@@ -57,6 +57,9 @@ def _worker_problems(worker: WorkerConfig, path: str) -> Iterator[Problem]:
     yield from _address_problems(f"{path}.kv", worker.kv, scheme="")
     if worker.events is not None:
         yield from _address_problems(f"{path}.events", worker.events, scheme="tcp://")
+    if worker.connector != "tollbridge" and worker.engine != "vllm":
+        clause = f'is "{worker.connector}", which only vLLM has: write engine: vllm, or leave the key out'
+        yield Problem(path=f"{path}.connector", clause=clause)
     if worker.cores is not None and not worker.cores:
         yield Problem(path=f"{path}.cores", clause="is an empty list: name cores, or leave the key out")
 

@@ -74,6 +74,7 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     name: str
     prefer: Literal["prefill", "decode", "any"] = "any"  # a hint; the role is per request
     engine: Literal["embedded", "vllm"] = "embedded"
+    connector: Literal["tollbridge", "nixl", "nixl-push"] = "tollbridge"  # of vLLM: ours, or one of its own
     url: str = "http://127.0.0.1:0"
     kv: str = "127.0.0.1:0"  # host:port of the KV listener
     events: str | None = "tcp://127.0.0.1:0"

@@ -12,6 +12,13 @@ from tollbridge.policy.rules import NO_PARTNER, least_loaded
 from tollbridge.policy.views import FleetView, RequestView
 from tollbridge.wire.decision import Decision
 
+# Why a split ended although prefill was complete (stock connectors of vLLM). The codes are metric labels.
+_NO_KV = {
+    "no_handover": "prefill answered no kv_transfer_params, as if vLLM ran without the connector of the cluster file",
+    "prefill_restarted": "the connector has restarted since decode was told where it listens",
+    "kv_never_came": "prefill was complete, but its KV did not reach decode",
+}
+
 
 def decide(
     request: RequestView,
@@ -38,15 +45,17 @@ def decide(
 def after_prefill_failure(failed: Decision, reason: str = "prefill_failed") -> Decision:
     """Return the retry of a split whose prefill leg failed before anything was relayed: alone on its decode worker.
 
-    `reason` is "prefill_failed", or "prefill_refused" when the worker did not like the request itself.
+    `reason` is "prefill_failed", "prefill_refused" when the worker did not like the request itself, or why decode could
+    get no KV although prefill was complete.
     """
+    what = _NO_KV.get(reason, "the prefill leg failed")
     return msgspec.structs.replace(
         failed,
         choice="local",
         prefill=None,
         transfer_id=None,
         reason=reason,
-        why=f"The prefill leg on {failed.prefill} failed: {failed.decode} serves it alone.",
+        why=f"On {failed.prefill} {what}: {failed.decode} serves it alone.",
         terms={},
     )
 

@@ -15,10 +15,13 @@ NOT_SPLIT: dict[str, str] = {
     "no_ready_prefill": "No prefill worker is ready",
     "pinned_bound": "Every ready prefill worker holds as much unfetched KV as it may",
     "no_ready_decode": "No decode worker is ready beside the prefill worker",
+    "connectors_differ": "No ready decode worker has the connector of a ready prefill worker",
     "prompt_list": "Several prompts in one request cannot share one transfer",
     "several_choices": "Several choices (n > 1) cannot share one transfer",
 }
-NO_PARTNER = frozenset({"no_ready_prefill", "pinned_bound", "no_ready_decode"})  # what `on_no_prefill: fail` refuses
+NO_PARTNER = frozenset(
+    {"no_ready_prefill", "pinned_bound", "no_ready_decode", "connectors_differ"}
+)  # what `on_no_prefill: fail` refuses
 
 
 def local(request: RequestView, fleet: FleetView) -> Decision:
@@ -38,17 +41,19 @@ def split(request: RequestView, fleet: FleetView) -> Decision:
     """Prefill on the least loaded prefill worker, decode on the least loaded other one; else local, saying why."""
     if request.unsplittable is not None:
         return _not_split(request, fleet, request.unsplittable)
-    senders = _by_preference(fleet, "prefill", lambda worker: worker.kv is not None)
+    senders = _by_preference(fleet, "prefill", lambda worker: worker.can_send)
     if not senders:
         return _not_split(request, fleet, "no_ready_prefill")
     senders = [worker for worker in senders if not worker.pinned_full]
     if not senders:
         return _not_split(request, fleet, "pinned_bound")
-    prefill = least_loaded(senders, first="prefill")
-    receivers = _by_preference(fleet, "decode", lambda worker: worker.name != prefill.name)
-    if not receivers:
-        return _not_split(request, fleet, "no_ready_decode")
-    decode = least_loaded(receivers, first="decode")
+    partners = {worker.name: _by_preference(fleet, "decode", worker.can_send_to) for worker in senders}
+    paired = [worker for worker in senders if partners[worker.name]]
+    if not paired:
+        others = _by_preference(fleet, "decode", lambda worker: worker.name != senders[0].name)
+        return _not_split(request, fleet, "connectors_differ" if others else "no_ready_decode")
+    prefill = least_loaded(paired, first="prefill")
+    decode = least_loaded(partners[prefill.name], first="decode")
     return Decision(
         id=request.id,
         policy="split",

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+import msgspec
+
 from tollbridge.clock import Clock
 from tollbridge.config.cluster import WorkerConfig
 from tollbridge.errors import ConfigError, ModelNotFoundError
@@ -20,6 +22,7 @@ from tollbridge.policy.views import FleetView, WorkerView
 
 Leg = Literal["prefill", "decode"]
 Address = tuple[str, int]
+Handover = dict[str, msgspec.Raw]  # `kv_transfer_params` of a stock connector, relayed as they came
 
 _WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - recognised in order to be refused as an address to dial
 
@@ -41,6 +44,7 @@ class Worker:
     num_prefills: int = 0
     num_decodes: int = 0
     num_served: int = 0
+    listener: Handover | None = None  # where its stock connector listens, from its last answer; None: not known
     last_failure_s: float | None = None  # monotonic
     recheck: asyncio.Event = field(default_factory=asyncio.Event)
     waits: set[Callable[[str], None]] = field(default_factory=set)  # ends the waits of the flows for this worker
@@ -111,6 +115,7 @@ class Fleet:
     def failed(self, worker: Worker) -> None:
         """A request failed on `worker`: make it the last choice for a while, and check it at once."""
         worker.last_failure_s = self._clock.monotonic()
+        worker.listener = None  # it may have restarted
         worker.recheck.set()
 
     def succeeded(self, worker: Worker) -> None:
@@ -141,6 +146,7 @@ class Fleet:
             name=worker.name,
             prefer=worker.config.prefer,
             ready=worker.ready,
+            connector=worker.config.connector,
             kv=worker.kv,
             pinned_full=worker.pinned_full,
             suspect=self.is_suspect(worker),

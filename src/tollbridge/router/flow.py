@@ -21,6 +21,7 @@ Cancellation: the handler's task is cancelled when the client leaves. Both legs 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from enum import Enum
 from typing import NoReturn
 
@@ -29,7 +30,7 @@ from aiohttp import web
 
 from tollbridge.errors import TollbridgeError, UnavailableError, UpstreamError
 from tollbridge.policy.decide import after_decode_failure, after_prefill_failure
-from tollbridge.router import legs
+from tollbridge.router import legs, splits
 from tollbridge.router.answers import error_answer, error_document
 from tollbridge.router.client import DECISION_HEADER, Client
 from tollbridge.router.context import Context
@@ -37,11 +38,11 @@ from tollbridge.router.fleet import Leg, Worker
 from tollbridge.router.ingress import Call
 from tollbridge.router.outcome import Outcome
 from tollbridge.router.relay import Relay
+from tollbridge.router.splits import Split
 from tollbridge.router.stream import take_report
 from tollbridge.router.upstream import ClientGoneError, deadline, failure_of
 from tollbridge.wire import sse
 from tollbridge.wire.decision import Decision
-from tollbridge.wire.params import Role, TransferParams
 
 
 class Phase(Enum):
@@ -74,6 +75,7 @@ class Flow:
         self._tried: frozenset[str] = frozenset()  # decode workers that failed
         self._may_retry = {"prefill", "decode"}
         self._prefill: asyncio.Task[None] | None = None  # owned by the task group of `_split`
+        self._begun = asyncio.Event()  # the first byte is at hand
         self.phase = Phase.DECIDED
 
     @property
@@ -105,7 +107,7 @@ class Flow:
             try:
                 if self.decision.choice == "split":
                     return await self._split()
-                return await self._decode_leg(legs.local_body(self._call))
+                return await self._decode_leg(legs.local_body(self._call), self._headers)
             except PrefillFailedError as error:
                 self._retry("prefill", after_prefill_failure(self.decision, error.reason))
             except UnavailableError as error:
@@ -143,83 +145,78 @@ class Flow:
     # --- the two legs of a split
 
     async def _split(self) -> web.StreamResponse:
-        """Send both legs at the same time; leave with neither running."""
-        worker = self._fleet[self.decision.prefill or ""]
-        assert worker.kv is not None, "the policy chose it for having one"
-        kv = worker.kv  # as signed; the worker's own may change meanwhile
-        # a vLLM stream says what it loaded in its usage only
-        ask_usage = self._fleet[self.decision.decode].config.engine == "vllm" and legs.lacks_usage(self._call)
-        for_prefill, for_decode = self._sign(kv, ask_usage=ask_usage)
+        """Send both legs, at once or in turn as their connector has it; leave with neither running."""
+        prefill, decode = self._fleet[self.decision.prefill or ""], self._fleet[self.decision.decode]
+        split = splits.split_of(self._context, self._call, prefill, decode)
+        self._outcome.decision = msgspec.structs.replace(self.decision, transfer_id=split.transfer_id)
         try:
             async with asyncio.TaskGroup() as group:
-                self._prefill = group.create_task(self._prefill_leg(worker, for_prefill))
-                response = await self._decode_leg(for_decode, hide_usage=ask_usage)
+                self._prefill = group.create_task(self._prefill_leg(prefill, split))
+                if split.patience_s is not None:
+                    group.create_task(self._insist(self._prefill, split.patience_s))
+                if split.decode() is None:
+                    await self._prefill
+                ask_usage = splits.asks_usage(self._call, decode)
+                response = await self._decode_leg(split.decode() or b"", split.headers, hide_usage=ask_usage)
         except ExceptionGroup as failures:
             _raise_worst(failures)
         finally:
             self._prefill = None
-            if not self._outcome.kv_arrived():
-                self._release(worker, kv)
+            split.release(arrived=self._outcome.kv_arrived(), answered=self._begun.is_set())
         return response
 
-    def _release(self, prefill: Worker, kv: tuple[str, int]) -> None:
-        """Let the prefill worker drop a send that decode may never have asked for."""
-        assert self.decision.transfer_id is not None
-        (params,) = self._params(("prefill",), self.decision.transfer_id, kv)
-        self._context.releaser.release(prefill, params)
-
-    def _params(self, roles: tuple[Role, ...], transfer_id: str, kv: tuple[str, int]) -> tuple[TransferParams, ...]:
-        return legs.params_for(
-            roles,
-            transfer_id=transfer_id,
-            kv=kv,
-            expires=self._context.clock.wall() + self._context.limits.params_valid_s,
-            secret=self._context.secret,
-        )
-
-    def _sign(self, kv: tuple[str, int], *, ask_usage: bool) -> tuple[bytes, bytes]:
-        """Return the bodies of both legs under a new transfer id."""
-        transfer_id = legs.new_transfer_id()
-        self._outcome.decision = msgspec.structs.replace(self.decision, transfer_id=transfer_id)
-        for_prefill, for_decode = self._params(("prefill", "decode"), transfer_id, kv)
-        return legs.prefill_body(self._call, for_prefill), legs.decode_body(self._call, for_decode, ask_usage=ask_usage)
-
-    async def _prefill_leg(self, worker: Worker, body: bytes) -> None:
+    async def _prefill_leg(self, worker: Worker, split: Split) -> None:
         reason = "prefill_failed"
         try:
             async with deadline(worker, self._config.first_byte_timeout_s):
-                status, answer = await self._whole(worker, "prefill", body)
+                status, answer = await self._whole(worker, "prefill", split.prefill, split.headers)
             if status == 200:
                 self._outcome.prefill_done(take_report(answer)[1])
                 self._fleet.succeeded(worker)
-                return
-            # The client's own mistake, most likely: alone on the decode worker it gets its proper answer.
-            reason = "prefill_refused"
+                reason = split.prefilled(answer)
+                if not reason:
+                    return
+            else:  # The client's own mistake, most likely: alone on the decode worker it gets its proper answer.
+                reason = "prefill_refused"
         except UnavailableError as error:
             self._failed(worker, "prefill", error)
+        self._serve_alone(reason)
+
+    async def _insist(self, prefill: asyncio.Task[None], patience_s: float) -> None:
+        """Give decode `patience_s` from prefill's end to begin; then its KV is gone and it would wait for ever."""
+        await asyncio.wait({prefill})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._begun.wait()
+        self._serve_alone("kv_never_came")
+
+    def _serve_alone(self, reason: str) -> None:
+        """Give up the split for `reason`, unless decode has begun to answer."""
         if self.phase is Phase.WAITING:
             self.phase = Phase.DECIDED  # from here on decode may not begin to relay: the retry owns the client
             raise PrefillFailedError(reason)
 
-    async def _whole(self, worker: Worker, leg: Leg, body: bytes) -> tuple[int, bytes]:
+    async def _whole(self, worker: Worker, leg: Leg, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
         """Return status and body of a leg that is not streamed; UnavailableError for the worker's own failures."""
         upstream = self._context.upstream
         with self._fleet.serving(worker, leg):
-            async with upstream.request(worker, "POST", self._call.path, body=body, headers=self._headers) as response:
+            async with upstream.request(worker, "POST", self._call.path, body=body, headers=headers) as response:
                 answer = await upstream.read(worker, response)
         failure = failure_of(worker, response.status, answer)
         if failure is not None:
             raise failure
         return response.status, answer
 
-    async def _decode_leg(self, body: bytes, *, hide_usage: bool = False) -> web.StreamResponse:
+    async def _decode_leg(
+        self, body: bytes, headers: dict[str, str], *, hide_usage: bool = False
+    ) -> web.StreamResponse:
         worker = self._fleet[self.decision.decode]
         upstream = self._context.upstream
         try:
             async with deadline(worker, self._config.first_byte_timeout_s) as limit:
                 with self._fleet.serving(worker, "decode"):
                     async with upstream.request(
-                        worker, "POST", self._call.path, body=body, headers=self._headers
+                        worker, "POST", self._call.path, body=body, headers=headers
                     ) as response:
                         return await self._relay.answer(worker, response, limit, hide_usage=hide_usage)
         except UnavailableError as error:
@@ -237,6 +234,7 @@ class Flow:
         if self.phase is not Phase.WAITING:
             raise PrefillFailedError("prefill_failed")  # a moment ago; the retry owns the client
         self.phase = Phase.RELAYING
+        self._begun.set()
         self._outcome.first_event()
 
     async def _finish(self) -> None:

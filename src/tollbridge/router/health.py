@@ -121,6 +121,8 @@ class Monitor:
                 "worker %s: name=%s url=%s %s", "ready" if ready else "not ready", worker.name, worker.url, detail,
             )  # fmt: skip
         worker.ready, worker.detail = ready, detail
+        if not ready:
+            worker.listener = None
         self._metrics.worker_ready.labels(worker.name).set(ready)
 
 

@@ -1,11 +1,13 @@
-"""What each worker is sent: bodies, headers, and the signed `kv_transfer_params` of a split."""
+"""What each worker is sent: bodies, headers, and the `kv_transfer_params` of a split."""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 
 import msgspec
 
+from tollbridge.router.fleet import Handover
 from tollbridge.router.ingress import Body, Call
 from tollbridge.wire.params import VERSION, Role, TransferParams, sign
 
@@ -38,9 +40,9 @@ def local_body(call: Call) -> bytes:
     return msgspec.json.encode(call.body)
 
 
-def decode_body(call: Call, params: TransferParams, *, ask_usage: bool = False) -> bytes:
+def decode_body(call: Call, params: Mapping[str, object], *, ask_usage: bool = False) -> bytes:
     """Return the client's body with decode's part of the transfer, and a usage chunk asked for if so wanted."""
-    body: dict[str, object] = {**call.body, **_transfer(params)}
+    body: dict[str, object] = {**call.body, "kv_transfer_params": params}
     if ask_usage:
         body["stream_options"] = {**_stream_options(call), "include_usage": True}
     return msgspec.json.encode(body)
@@ -60,12 +62,12 @@ def _stream_options(call: Call) -> dict[str, object]:
     return options if isinstance(options, dict) else {}
 
 
-def prefill_body(call: Call, params: TransferParams) -> bytes:
+def prefill_body(call: Call, params: Mapping[str, object]) -> bytes:
     """Return the body of leg 1: the same prompt and sampling, one token, not streamed."""
     body: Body = {name: value for name, value in call.body.items() if name not in _STREAM_ONLY}
     body |= {"stream": _FALSE, "max_tokens": _ONE}
     body |= {name: _ONE for name in ("max_completion_tokens", "n", "best_of") if name in call.body}
-    return msgspec.json.encode({**body, **_transfer(params)})
+    return msgspec.json.encode({**body, "kv_transfer_params": params})
 
 
 def headers_for(call: Call) -> dict[str, str]:
@@ -79,5 +81,23 @@ def headers_for(call: Call) -> dict[str, str]:
     }
 
 
-def _transfer(params: TransferParams) -> dict[str, dict[str, TransferParams]]:
-    return {"kv_transfer_params": {"tollbridge": params}}
+def transfer(params: TransferParams) -> dict[str, TransferParams]:
+    """Return our connector's `kv_transfer_params`."""
+    return {"tollbridge": params}
+
+
+def handover_of(answer: bytes) -> Handover | None:
+    """Return the `kv_transfer_params` that prefill answered with, to be relayed as they are; None without any.
+
+    But for one: decode would report prefill's cached tokens as its own, and hide whether it loaded any KV.
+    """
+    try:
+        params = msgspec.json.decode(answer, type=_Answer).kv_transfer_params or {}
+    except msgspec.DecodeError:
+        return None
+    params.pop("remote_prefill_cached_tokens", None)
+    return params or None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    kv_transfer_params: Handover | None = None

@@ -14,6 +14,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     timeouts_until_lost: int = 10  # then the requests that wait for it are retried elsewhere or end in an error
     suspect_s: float = 5.0  # how long a failed request makes a worker the last choice
     params_valid_s: float = 60.0  # lifetime of signed kv_transfer_params
+    push_patience_s: float = 30.0  # NixlPushConnector keeps complete KV so long; then decode would wait for ever
     prefill_grace_s: float = 0.25  # how long the end of an answer waits for the prefill leg's report
     drain_s: float = 30.0  # SIGTERM: how long running requests may take to finish
     keepalive_s: float = 2.0  # below uvicorn's 5 s, so that a worker never closes a connection we are about to use

@@ -1,8 +1,8 @@
-"""Tells prefill workers about sends that nobody will fetch.
+"""Sends the messages that free KV which nobody will fetch.
 
 A split can end after its prefill leg is complete and before decode has asked for the KV: the client left early, or the
-decode worker died. The prefill worker would pin the blocks until its open timeout; one small signed message frees them
-an engine step later. It is best effort: a worker that does not know the path (stock vLLM) keeps to its timeout.
+decode worker died. The prefill worker would pin the blocks until its timeout; one small message (`splits.py` knows to
+whom) frees them an engine step later. It is best effort: a worker that does not know it keeps to its timeout.
 """
 
 from __future__ import annotations
@@ -10,12 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import msgspec
-
 from tollbridge.errors import TollbridgeError
 from tollbridge.router.fleet import Worker
 from tollbridge.router.upstream import Upstream
-from tollbridge.wire.params import RELEASE_PATH, TransferParams
 
 log = logging.getLogger("tollbridge.router")
 
@@ -30,12 +27,12 @@ class Releaser:
         self._upstream = upstream
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def release(self, worker: Worker, params: TransferParams) -> None:
-        """Send the message in the background."""
+    def send(self, worker: Worker, path: str, body: bytes, *, transfer: str) -> None:
+        """Send `body` in the background; what is answered does not matter."""
         if len(self._tasks) >= MAX_PENDING:
-            log.warning("release not sent: worker=%s transfer=%s too many under way", worker.name, params.transfer_id)
+            log.warning("release not sent: worker=%s transfer=%s too many under way", worker.name, transfer)
             return
-        task = asyncio.create_task(self._send(worker, params), name="release-send")
+        task = asyncio.create_task(self._send(worker, path, body, transfer), name="release-send")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -45,14 +42,13 @@ class Releaser:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _send(self, worker: Worker, params: TransferParams) -> None:
-        body = msgspec.json.encode({"kv_transfer_params": {"tollbridge": params}})
+    async def _send(self, worker: Worker, path: str, body: bytes, transfer: str) -> None:
         headers = {"Content-Type": "application/json"}
         try:
             async with (
                 asyncio.timeout(TIMEOUT_S),
-                self._upstream.request(worker, "POST", RELEASE_PATH, body=body, headers=headers) as response,
+                self._upstream.request(worker, "POST", path, body=body, headers=headers) as response,
             ):
                 await self._upstream.read(worker, response)
         except (TollbridgeError, TimeoutError) as error:
-            log.debug("release failed: worker=%s transfer=%s %s", worker.name, params.transfer_id, error)
+            log.debug("release failed: worker=%s transfer=%s %s", worker.name, transfer, error)

@@ -87,6 +87,7 @@ def _worker(context: Context, worker: Worker) -> dict[str, Any]:
         "name": worker.name,
         "prefer": worker.config.prefer,
         "engine": worker.config.engine,
+        "connector": worker.config.connector,
         "host": worker.config.host,
         "url": worker.url,
         "kv": f"{worker.kv[0]}:{worker.kv[1]}" if worker.kv else None,

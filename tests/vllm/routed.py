@@ -1,0 +1,54 @@
+"""The router over two real vLLM servers, and one request through it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from tests.vllm.pair import SECRET, Pair
+from tollbridge.config.cluster import ClusterConfig, RouterConfig, WorkerConfig
+from tollbridge.router.main import listening
+from tollbridge.wire import sse
+
+
+@asynccontextmanager
+async def routed(pair: Pair) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
+    """Run a router that splits everything; yield its URL and a client."""
+    workers = [
+        WorkerConfig(
+            name=name,
+            prefer=prefer,
+            engine="vllm",
+            connector=server.media,
+            url=server.url,
+            kv=f"127.0.0.1:{server.kv_port}",
+        )
+        for name, prefer, server in (("p", "prefill", pair.p), ("d", "decode", pair.d))
+    ]
+    cluster = ClusterConfig(router=RouterConfig(port=0, policy="split"), workers=workers)
+    async with listening(cluster, SECRET.encode()) as url, aiohttp.ClientSession() as session:
+        yield url, session
+
+
+async def ask_router(
+    session: aiohttp.ClientSession, url: str, text: list[int], stream: bool
+) -> tuple[list[int], dict[str, Any]]:
+    """Return the token ids and what the router's record says of the request."""
+    body = {
+        "model": "tiny", "prompt": text, "max_tokens": 12, "temperature": 0, "ignore_eos": True,
+        "return_token_ids": True, "detokenize": False, "stream": stream,
+    }  # fmt: skip
+    async with session.post(url + "/v1/completions", json=body) as answer:
+        raw = await answer.read()
+        assert answer.status == 200, raw
+        decision = json.loads(answer.headers["x-tollbridge-decision"])
+    assert decision["choice"] == "split"
+    chunks = [json.loads(data) for data in sse.Parser().feed(raw) if data != b"[DONE]"] if stream else [json.loads(raw)]
+    assert all("kv_transfer_params" not in chunk and chunk["choices"] for chunk in chunks)
+    got = [token for chunk in chunks for token in chunk["choices"][0].get("token_ids") or ()]
+    async with session.get(f"{url}/decisions/{decision['id']}") as answer:
+        return got, (await answer.json())["happened"]
