@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 import pytest
 
 from tests.vllm.fakes import SECRET
 from tollbridge.errors import ConfigError
-from tollbridge.vllm.launch import Command, VllmWorker, command
+from tollbridge.vllm.launch import Command, VllmWorker, command, render
 from tollbridge.vllm.settings import read_settings
 
 ENVIRON = {"PATH": "/bin", "TOLLBRIDGE_SECRET": SECRET.decode()}
@@ -88,3 +89,18 @@ def test_an_address_that_nobody_can_dial() -> None:
         launch(media="nixl", kv_host="0.0.0.0")
     assert launch(kv_host="0.0.0.0").argv
     assert launch(media="nixl", kv_host="node-a").argv
+
+
+def test_what_the_command_sets_is_not_handed_over_again() -> None:
+    with pytest.raises(ConfigError, match=r"^--kv-transfer-config is set by this command.*see --connector"):
+        launch(extra_args=["--dtype", "float16", "--kv_transfer_config={}"])
+
+
+def test_rendered_it_is_one_shell_command() -> None:
+    environ = {**ENVIRON, "VLLM_PORT": "tcp://10.0.0.2:80"}
+    text = render(launch(environ, python="/py", extra_args=["--max-model-len", "4096"]), environ)
+    words = shlex.split(text.replace("\\\n", " "))
+    assert words[:4] == ["env", "-u", "VLLM_PORT", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE=300"]
+    assert words[4:] == launch(environ, python="/py", extra_args=["--max-model-len", "4096"]).argv
+    assert SECRET.decode() not in text
+    assert text.splitlines()[-1] == "  --max-model-len 4096"

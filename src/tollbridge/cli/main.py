@@ -44,8 +44,9 @@ _HELP = {
     "`up` and `demo` do this by themselves. The cache is TOLLBRIDGE_HOME, by default ~/.cache/tollbridge.",
 }
 
-for _name in ("up", "chat", "demo", "router", "worker"):
+for _name in ("up", "chat", "demo", "router"):
     app.command(f"tollbridge.cli.{_name}:{_name}", name=_name, help=_HELP[_name])
+app.command("tollbridge.cli.worker:app", name="worker", help=_HELP["worker"])
 app.command(model)
 model.command("tollbridge.cli.model:pull", name="pull", help=_HELP["pull"])
 

@@ -7,7 +7,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from tollbridge.config import schema
+from tollbridge.config.cluster import ClusterConfig, WorkerConfig
 from tollbridge.config.load import Loaded, Override, load
+from tollbridge.errors import ConfigError
 
 ConfigFile = Annotated[
     Path | None, Parameter(name="--config", help="The cluster file; by default ./tollbridge.yaml where it exists.")
@@ -27,3 +30,11 @@ def configure(config: Path | None, *, model: str | None = None, port: int | None
         Override(path="router.port", value=port, flag="--port"),
     ]
     return load(config, overrides=[flag for flag in flags if flag.value is not None])
+
+
+def find_worker(cluster: ClusterConfig, name: str) -> WorkerConfig:
+    """Return the worker called `name`; ConfigError naming the nearest otherwise."""
+    workers = {worker.name: worker for worker in cluster.workers}
+    if name not in workers:
+        raise ConfigError(f'the cluster file has no worker "{name}": {schema.closest(name, list(workers))}')
+    return workers[name]

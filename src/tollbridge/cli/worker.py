@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
-from tollbridge.cli.options import ConfigFile, PrintConfig, configure
-from tollbridge.config import schema
-from tollbridge.config.cluster import ClusterConfig, WorkerConfig
+from tollbridge.cli.options import ConfigFile, PrintConfig, configure, find_worker
 from tollbridge.config.secret import is_local, maybe_secret, require_secret
 from tollbridge.config.show import render
-from tollbridge.errors import ConfigError
+
+app = App(name="worker", help_format="plaintext")
+app.command(
+    "tollbridge.cli.vllm:vllm",
+    name="vllm",
+    help="Run a vLLM server as a worker.\n\n"
+    "`tollbridge worker vllm MODEL [FLAGS] -- [VLLM'S FLAGS]`, or --name for a worker of the cluster file. It finds "
+    "the address for KV, sets what vLLM needs for verified splits, and prints one JSON line once it is healthy. "
+    "Exit code 3 when it does not start.",
+)
 
 
+@app.default
 def worker(
     *,
     name: Annotated[str, Parameter(help="Which worker of the cluster file to run.")],
@@ -32,11 +40,3 @@ def worker(
     from tollbridge.worker.main import run_worker
 
     return run_worker(cluster=cluster, worker=chosen, secret=secret)
-
-
-def find_worker(cluster: ClusterConfig, name: str) -> WorkerConfig:
-    """Return the worker called `name`; ConfigError naming the nearest otherwise."""
-    workers = {worker.name: worker for worker in cluster.workers}
-    if name not in workers:
-        raise ConfigError(f'the cluster file has no worker "{name}": {schema.closest(name, list(workers))}')
-    return workers[name]

@@ -6,14 +6,15 @@ environment, because every user of the machine can read an argv.
 
 from __future__ import annotations
 
-import ipaddress
 import json
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tollbridge.errors import ConfigError
+from tollbridge.vllm.addresses import is_wildcard
 
 # the router reuses connections for less long than this, so a worker never closes one just as a request arrives on it
 KEEP_ALIVE_S = 300
@@ -22,6 +23,14 @@ MODULE = "vllm.entrypoints.openai.api_server"  # works where the `vllm` command 
 
 Target = Literal["cuda", "cpu"]
 Media = Literal["tollbridge", "nixl", "nixl-push"]
+_OURS = {
+    "--kv-transfer-config": "see --connector, --kv-host and --kv-port",
+    "--kv-events-config": "see --events-port",
+    "--host": "give --host before the --",
+    "--port": "give --port before the --",
+    "--model": "name the model before the --",
+    "--served-model-name": "give --served-model-name before the --",
+}
 _CONNECTORS = {"nixl": "NixlConnector", "nixl-push": "NixlPushConnector"}
 
 
@@ -41,6 +50,7 @@ class VllmWorker:
     secret_env: str = "TOLLBRIDGE_SECRET"  # noqa: S105 - the name of a variable, not a secret
     threads: int | None = None  # on a CPU
     kv_cache_gib: int = 4  # on a CPU
+    allow_untested: bool = False  # another vLLM version than those that the connector was tested with
     python: str = sys.executable
     extra_args: Sequence[str] = ()  # handed to vLLM unchanged
 
@@ -56,6 +66,7 @@ class Command:
 def command(worker: VllmWorker, environ: Mapping[str, str]) -> Command:
     """Return argv and environment of `worker`, whose parent has `environ`; ConfigError when nobody could dial it."""
     _require_routable(worker)
+    _require_ours(worker.extra_args)
     argv = [
         worker.python, "-m", MODULE,
         "--model", worker.model,
@@ -71,6 +82,25 @@ def command(worker: VllmWorker, environ: Mapping[str, str]) -> Command:
     return Command(argv=[*argv, *worker.extra_args], environ=_environment(worker, environ))
 
 
+def render(launch: Command, environ: Mapping[str, str]) -> str:
+    """Return a shell command that runs `launch` in `environ`: what it unsets, what it sets, what it starts."""
+    unset = [f"-u {name}" for name in sorted(environ.keys() - launch.environ.keys())]
+    changed = {name: value for name, value in sorted(launch.environ.items()) if environ.get(name) != value}
+    parts = ["env", *unset, *(f"{name}={shlex.quote(value)}" for name, value in changed.items())]
+    return " \\\n  ".join([" ".join(parts), *_lines(launch.argv)])
+
+
+def _lines(argv: Sequence[str]) -> Iterator[str]:
+    """Yield the program, then each option with what belongs to it."""
+    line: list[str] = []
+    for word in argv:
+        if word.startswith("--") and line:
+            yield shlex.join(line)
+            line = []
+        line.append(word)
+    yield shlex.join(line)
+
+
 def transfer_config(worker: VllmWorker) -> dict[str, Any]:
     """Return vLLM's `--kv-transfer-config`."""
     config: dict[str, Any] = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
@@ -84,6 +114,7 @@ def transfer_config(worker: VllmWorker) -> dict[str, Any]:
             "kv_host": worker.kv_host,
             "kv_port": worker.kv_port,
             "secret_env": worker.secret_env,
+            **({"allow_untested_vllm": True} if worker.allow_untested else {}),
         },
     }
 
@@ -126,9 +157,13 @@ def _is_service_link(key: str, value: str) -> bool:
 
 
 def _require_routable(worker: VllmWorker) -> None:
-    try:
-        unspecified = ipaddress.ip_address(worker.kv_host).is_unspecified
-    except ValueError:
-        return  # a name
-    if unspecified and worker.media != "tollbridge":
+    if is_wildcard(worker.kv_host) and worker.media != "tollbridge":
         raise ConfigError(f"kv_host {worker.kv_host} is no address that another worker could dial: name one.")
+
+
+def _require_ours(extra_args: Sequence[str]) -> None:
+    """vLLM takes the last of two equal options: one given twice would undo ours without a word."""
+    for argument in extra_args:
+        option = argument.partition("=")[0].replace("_", "-")
+        if option in _OURS:
+            raise ConfigError(f"{option} is set by this command, not after the --: {_OURS[option]}.")
