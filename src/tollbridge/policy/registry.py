@@ -7,13 +7,19 @@ from difflib import get_close_matches
 from types import MappingProxyType
 
 from tollbridge.errors import ConfigError
-from tollbridge.policy import rules
+from tollbridge.policy import rivals, rules
+from tollbridge.policy.adaptive import adaptive
 from tollbridge.policy.rules import Rule
 
 POLICIES: Mapping[str, Rule] = MappingProxyType(
     {
         "local": rules.local,
         "split": rules.split,
+        "adaptive": adaptive,
+        "dynamo-isl": rivals.dynamo_isl,
+        "dynamo-isl-or-load": rivals.dynamo_isl_or_load,
+        "llm-d": rivals.llm_d,
+        "vllm-router-256": rivals.vllm_router_256,
     }
 )
 

@@ -9,6 +9,7 @@ from tollbridge.policy.views import FleetView, RequestView, WorkerView
 from tollbridge.wire.decision import Decision
 
 Rule = Callable[[RequestView, FleetView], Decision]
+Partners = list[tuple[WorkerView, list[WorkerView]]]
 
 # Why a split that was wanted did not happen, and the sentence that says so. The codes are metric labels.
 NOT_SPLIT: dict[str, str] = {
@@ -18,6 +19,8 @@ NOT_SPLIT: dict[str, str] = {
     "connectors_differ": "No ready decode worker has the connector of a ready prefill worker",
     "prompt_list": "Several prompts in one request cannot share one transfer",
     "several_choices": "Several choices (n > 1) cannot share one transfer",
+    "no_kv_room": "No decode worker has room for its KV",
+    "unknown_link": "Nobody has seen what the links carry",
 }
 NO_PARTNER = frozenset(
     {"no_ready_prefill", "pinned_bound", "no_ready_decode", "connectors_differ"}
@@ -26,7 +29,7 @@ NO_PARTNER = frozenset(
 
 def local(request: RequestView, fleet: FleetView) -> Decision:
     """Serve on the least loaded ready worker, whatever it prefers: a rival of splitting must use all of them alike."""
-    worker = least_loaded(fleet.ready(), first=None)
+    worker = least_loaded(fleet.ready(), first=None, request=request)
     return Decision(
         id=request.id,
         policy="local",
@@ -39,21 +42,10 @@ def local(request: RequestView, fleet: FleetView) -> Decision:
 
 def split(request: RequestView, fleet: FleetView) -> Decision:
     """Prefill on the least loaded prefill worker, decode on the least loaded other one; else local, saying why."""
-    if request.unsplittable is not None:
-        return _not_split(request, fleet, request.unsplittable)
-    senders = _by_preference(fleet, "prefill", lambda worker: worker.can_send)
-    if not senders:
-        return _not_split(request, fleet, "no_ready_prefill")
-    senders = [worker for worker in senders if not worker.pinned_full]
-    if not senders:
-        return _not_split(request, fleet, "pinned_bound")
-    partners = {worker.name: _by_preference(fleet, "decode", worker.can_send_to) for worker in senders}
-    paired = [worker for worker in senders if partners[worker.name]]
-    if not paired:
-        others = _by_preference(fleet, "decode", lambda worker: worker.name != senders[0].name)
-        return _not_split(request, fleet, "connectors_differ" if others else "no_ready_decode")
-    prefill = least_loaded(paired, first="prefill")
-    decode = least_loaded(partners[prefill.name], first="decode")
+    chosen = pair(request, fleet)
+    if isinstance(chosen, str):
+        return not_split(request, fleet, chosen)
+    prefill, decode = chosen
     return Decision(
         id=request.id,
         policy="split",
@@ -65,16 +57,56 @@ def split(request: RequestView, fleet: FleetView) -> Decision:
     )
 
 
-def least_loaded(workers: Iterable[WorkerView], *, first: str | None) -> WorkerView:
+def partners(request: RequestView, fleet: FleetView) -> Partners | str:
+    """Return who may prefill, each with who may decode for it, or the code of why nobody may."""
+    if request.unsplittable is not None:
+        return request.unsplittable
+    senders = _by_preference(fleet, "prefill", lambda worker: worker.can_send)
+    if not senders:
+        return "no_ready_prefill"
+    senders = [worker for worker in senders if not worker.pinned_full]
+    if not senders:
+        return "pinned_bound"
+    connectors = {worker.connector for worker in senders}
+    able = {c: _by_preference(fleet, "decode", lambda worker, c=c: worker.connector == c) for c in connectors}
+    found = [(sender, [w for w in able[sender.connector] if w.name != sender.name]) for sender in senders]
+    found = [(sender, receivers) for sender, receivers in found if receivers]
+    if found:
+        return found
+    others = _by_preference(fleet, "decode", lambda worker: worker.name != senders[0].name)
+    return "connectors_differ" if others else "no_ready_decode"
+
+
+def pair(request: RequestView, fleet: FleetView) -> tuple[WorkerView, WorkerView] | str:
+    """Return the prefill and the decode worker with the least before them, or the code of why there are none."""
+    found = partners(request, fleet)
+    if isinstance(found, str):
+        return found
+    prefill = least_loaded([sender for sender, _ in found], first="prefill", request=request)
+    receivers = next(receivers for sender, receivers in found if sender is prefill)
+    return prefill, least_loaded(receivers, first="decode", request=request)
+
+
+def least_loaded(workers: Iterable[WorkerView], *, first: str | None, request: RequestView | None = None) -> WorkerView:
     """Return the worker with the fewest requests in flight; UnavailableError when there is none.
 
-    A suspect comes last. Ties go to a worker that prefers `first` (None: no matter), then to the one that served least.
+    With a `request` whose length is known, the one with the least prefill before it: what waits there, and what of
+    the prompt it has not cached, in the prompt's own size, count as requests in flight do. A suspect comes last. Ties
+    go to a worker that prefers `first` (None: no matter), then to the one that served least.
     """
 
-    def rank(worker: WorkerView) -> tuple[bool, int, bool, int, str]:
+    num_tokens = (request.prompt_tokens or 0) if request is not None else 0
+
+    def load(worker: WorkerView) -> float:
+        if request is None or not num_tokens:
+            return worker.num_in_flight
+        uncached = max(0, num_tokens - request.cached.get(worker.name, 0))
+        return worker.num_in_flight + (worker.waiting_prefill_tokens + uncached) / num_tokens
+
+    def rank(worker: WorkerView) -> tuple[bool, float, bool, int, str]:
         return (
             worker.suspect,
-            worker.num_in_flight,
+            load(worker),
             first is not None and worker.prefer != first,
             worker.num_served,
             worker.name,
@@ -92,8 +124,9 @@ def _by_preference(fleet: FleetView, role: str, able: Callable[[WorkerView], boo
     return [w for w in ready if w.prefer == role] or [w for w in ready if w.prefer == "any"]
 
 
-def _not_split(request: RequestView, fleet: FleetView, reason: str) -> Decision:
-    worker = least_loaded(fleet.ready(), first="decode")
+def not_split(request: RequestView, fleet: FleetView, reason: str) -> Decision:
+    """Serve alone what was to be split, and say why."""
+    worker = least_loaded(fleet.ready(), first="decode", request=request)
     return Decision(
         id=request.id,
         policy="split",

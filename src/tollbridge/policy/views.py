@@ -7,6 +7,10 @@ from typing import Literal
 
 import msgspec
 
+from tollbridge.policy.pricing import Pricing
+
+_BYTES_PER_TOKEN = 4
+
 Prefer = Literal["prefill", "decode", "any"]
 
 
@@ -54,6 +58,7 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
     """Every worker that serves the request's model, ready or not."""
 
     workers: tuple[WorkerView, ...]
+    pricing: Pricing = msgspec.field(default_factory=Pricing)
 
     def ready(self) -> list[WorkerView]:
         """Return the workers that can serve now."""
@@ -61,7 +66,8 @@ class FleetView(msgspec.Struct, frozen=True, kw_only=True):
 
     def without(self, names: frozenset[str]) -> FleetView:
         """Return the fleet less the named workers."""
-        return FleetView(workers=tuple(worker for worker in self.workers if worker.name not in names))
+        kept = tuple(worker for worker in self.workers if worker.name not in names)
+        return FleetView(workers=kept, pricing=self.pricing)
 
 
 class RequestView(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,3 +81,8 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     session: str | None = None  # requests of one session are better off on one worker
     priority: int = 0  # lower is served earlier, as vLLM has it
     unsplittable: str | None = None  # a reason code when one transfer cannot carry it: "prompt_list", "several_choices"
+
+
+def prompt_tokens(request: RequestView) -> int:
+    """Return the length of the prompt, guessed from the body where nobody has tokenised it."""
+    return request.body_bytes // _BYTES_PER_TOKEN if request.prompt_tokens is None else request.prompt_tokens

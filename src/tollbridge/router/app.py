@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from pathlib import Path
 
 from aiohttp import web
 
 from tollbridge.clock import Clock, SystemClock
+from tollbridge.config.calibration import read_calibration
 from tollbridge.config.cluster import ClusterConfig
+from tollbridge.cost.model import CostModel
 from tollbridge.errors import TollbridgeError
 from tollbridge.policy import registry
 from tollbridge.router import forward, ingress, views
@@ -21,6 +24,7 @@ from tollbridge.router.decisions import Decisions
 from tollbridge.router.fleet import Fleet
 from tollbridge.router.flow import Flow
 from tollbridge.router.health import Monitor
+from tollbridge.router.learn import Learner
 from tollbridge.router.limits import Limits
 from tollbridge.router.metrics import RouterMetrics
 from tollbridge.router.release import Releaser
@@ -37,18 +41,36 @@ def make_context(
     """Assemble what the requests share; ConfigError when the cluster file does not fit together."""
     registry.find(cluster.router.policy)
     limits, clock = limits or Limits(), clock or SystemClock()
-    upstream = Upstream(limits)
+    upstream, metrics = Upstream(limits), RouterMetrics()
+    fleet = Fleet(cluster.workers, clock=clock, suspect_s=limits.suspect_s)
     return Context(
         config=cluster,
         secret=secret,
         limits=limits,
         clock=clock,
-        fleet=Fleet(cluster.workers, clock=clock, suspect_s=limits.suspect_s),
+        fleet=fleet,
         upstream=upstream,
         releaser=Releaser(upstream),
         decisions=Decisions(limits.num_decisions),
-        metrics=RouterMetrics(),
+        metrics=metrics,
+        learner=Learner(
+            cost=_cost_model(cluster),
+            slo=cluster.slo,
+            explore=cluster.router.explore,
+            fleet=fleet,
+            clock=clock,
+            metrics=metrics,
+        ),
     )
+
+
+def _cost_model(cluster: ClusterConfig) -> CostModel:
+    """Start from what was measured before: the calibration file, and the links that the cluster file states."""
+    calibration = read_calibration(Path(cluster.calibration)) if cluster.calibration else None
+    stated = [
+        (link.from_host, link.to_host, link.goodput_bytes_per_s) for link in cluster.links if link.goodput_bytes_per_s
+    ]
+    return CostModel.seeded(calibration, stated)
 
 
 def make_app(context: Context) -> web.Application:

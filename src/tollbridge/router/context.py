@@ -12,6 +12,7 @@ from tollbridge.config.cluster import ClusterConfig
 from tollbridge.errors import OverloadedError
 from tollbridge.router.decisions import Decisions
 from tollbridge.router.fleet import Fleet
+from tollbridge.router.learn import Learner
 from tollbridge.router.limits import Limits
 from tollbridge.router.metrics import RouterMetrics
 from tollbridge.router.release import Releaser
@@ -29,6 +30,7 @@ class Context:
     releaser: Releaser
     decisions: Decisions
     metrics: RouterMetrics
+    learner: Learner
     active: set[str] = field(default_factory=set)  # ids of the requests in flight
 
     @contextmanager

@@ -23,7 +23,7 @@ def decide_call(context: Context, call: Call) -> Decision:
     Raises ModelNotFoundError for a model nobody serves, UnavailableError when no worker can take it.
     """
     router = context.config.router
-    fleet = context.fleet.view(call.model)
+    fleet = msgspec.structs.replace(context.fleet.view(call.model), pricing=context.learner.pricing())
     return decide(request_view(call), fleet, router.policy, call.override, on_no_prefill=router.on_no_prefill)
 
 

@@ -100,7 +100,7 @@ class Fleet:
         if ready and not workers:
             known = ", ".join(sorted({str(card.get("id")) for worker in ready for card in worker.models}))
             raise ModelNotFoundError(f"The model {str(model)[:200]!r} is not served here: use {known}.", param="model")
-        return FleetView(workers=tuple(self._view(worker) for worker in workers))
+        return FleetView(workers=tuple(self.view_of(worker) for worker in workers))
 
     @contextmanager
     def serving(self, worker: Worker, leg: Leg) -> Iterator[None]:
@@ -141,7 +141,8 @@ class Fleet:
     def _sum(self, number: Callable[[Worker], int]) -> int:
         return sum(map(number, self))
 
-    def _view(self, worker: Worker) -> WorkerView:
+    def view_of(self, worker: Worker) -> WorkerView:
+        """Return `worker` as a policy sees it now."""
         return WorkerView(
             name=worker.name,
             prefer=worker.config.prefer,

@@ -7,6 +7,8 @@ import re
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_ERROR_BUCKETS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
+_BIAS_WEIGHT = 0.05
 _CODE = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _MAX_CODES = 40
 
@@ -46,6 +48,16 @@ class RouterMetrics:
         )
         self.kv_bytes = self._counter("kv_payload_bytes", "KV bytes that decode workers received, as they report.")
         self.wire_seconds = self._counter("kv_wire_seconds", "First to last KV byte, summed, as decode workers report.")
+        self._errors = self._histogram(
+            "prediction_error_ratio",
+            "How far a prediction was off, over what happened, by kind.",
+            "kind",
+            _ERROR_BUCKETS,
+        )
+        self._bias = self._gauge(
+            "prediction_bias_ratio", "The same with its sign, averaged: above 0 is too pessimistic.", "kind"
+        )
+        self._biases: dict[str, float] = {}
         self.chunks = self._counter("relayed_chunks", "Pieces of streams written to clients.")
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "Arrival to the first relayed event or whole answer."
@@ -54,12 +66,20 @@ class RouterMetrics:
         self.in_flight = self._gauge("in_flight_requests", "Requests being served now.")
         self.worker_ready = self._gauge("worker_ready", "1 when the worker passed its last health check.", "worker")
 
+    def predicted(self, kind: str, error: float) -> None:
+        """Count one prediction that was compared with what happened; `error` is (predicted - real) / real."""
+        self._errors.labels(kind).observe(abs(error))
+        bias = self._biases.get(kind, error)
+        self._biases[kind] = bias + _BIAS_WEIGHT * (error - bias)
+        self._bias.labels(kind).set(self._biases[kind])
+
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"tollbridge_router_{name}", text, labels, registry=self.registry)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(f"tollbridge_router_{name}", text, labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str) -> Histogram:
-        full_name = f"tollbridge_router_{name}"
-        return Histogram(full_name, text, ("choice",), buckets=_LATENCY_BUCKETS, registry=self.registry)
+    def _histogram(
+        self, name: str, text: str, label: str = "choice", buckets: tuple[float, ...] = _LATENCY_BUCKETS
+    ) -> Histogram:
+        return Histogram(f"tollbridge_router_{name}", text, (label,), buckets=buckets, registry=self.registry)

@@ -31,6 +31,7 @@ class Outcome:
         self._ended = False
         self.usage: Usage | None = None
         self.num_chunks = 0
+        self._lesson = context.learner.lesson(decision)
         context.decisions.add(self._record)
 
     @property
@@ -78,6 +79,7 @@ class Outcome:
     def first_event(self) -> None:
         """The first piece of the answer is about to reach the client."""
         self._happened.ttft_s = self._clock.monotonic() - self._started_s
+        self._lesson.first_token()
 
     def came_whole(self) -> None:
         """The answer is not streamed: when its first token came, only the worker knows."""
@@ -128,6 +130,7 @@ class Outcome:
         happened.error = " ".join(self._notes)
         self._count_tokens()
         self._judge_split()
+        happened.errors = dict(self._lesson.end(happened, self.decision))
         self._count()
         self._log()
 

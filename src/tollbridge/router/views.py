@@ -47,6 +47,7 @@ def fleet(context: Context) -> web.Response:
             "on_no_prefill": router.on_no_prefill,
             "in_flight": len(context.active),
             "max_concurrent": router.max_concurrent,
+            "cost": context.learner.cost.statistics(context.clock.monotonic()),
             "workers": [_worker(context, worker) for worker in context.fleet],
         }
     )

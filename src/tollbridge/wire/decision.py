@@ -38,6 +38,7 @@ class Happened(msgspec.Struct, kw_only=True, omit_defaults=True):
     split_verified: bool | None = None  # split only: decode really loaded the KV that it lacked
     prefill_report: WorkerReport | None = None
     decode_report: WorkerReport | None = None
+    errors: dict[str, float] = {}  # (predicted - real) / real, by what was predicted: ttft, prefill, wire, step
 
 
 class DecisionRecord(msgspec.Struct, kw_only=True):

@@ -1,0 +1,55 @@
+"""Small running figures: an average that resists outliers, and a rate that fades."""
+
+from __future__ import annotations
+
+import math
+
+_WEIGHT = 0.1
+
+
+class Average:
+    """An average over about the last twenty values; one that is far off moves it by little."""
+
+    def __init__(self) -> None:
+        self._mean = 0.0
+        self._deviation = 0.0
+        self.num_values = 0
+
+    def add(self, value: float) -> None:
+        self.num_values += 1
+        weight = max(_WEIGHT, 1.0 / self.num_values)
+        if self.num_values == 1:
+            self._mean, self._deviation = value, abs(value)
+            return
+        bound = 3.0 * self._deviation
+        step = min(max(value - self._mean, -bound), bound)
+        self._mean += weight * step
+        self._deviation += weight * (abs(step) - self._deviation)
+
+    def value(self, default: float) -> float:
+        return self._mean if self.num_values else default
+
+
+class Rate:
+    """Events per second, each fading with `window_s`."""
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._sum = 0.0
+        self._at_s = -math.inf
+        self._since_s: float | None = None
+
+    def count(self, now_s: float) -> None:
+        self._sum = self._faded(now_s) + 1.0
+        self._at_s = now_s
+        self._since_s = now_s if self._since_s is None else self._since_s
+
+    def per_s(self, now_s: float) -> float:
+        """Return the rate; a young one is over the time since its first event, of a few seconds at least."""
+        if self._since_s is None:
+            return 0.0
+        age_s = max(now_s - self._since_s, 3.0)
+        return self._faded(now_s) / (self._window_s * (1.0 - math.exp(-age_s / self._window_s)))
+
+    def _faded(self, now_s: float) -> float:
+        return self._sum * math.exp(-max(0.0, now_s - self._at_s) / self._window_s) if self._sum else 0.0

@@ -1,0 +1,95 @@
+"""What is known of what requests cost here: engines by worker, links by pair of hosts, habits of the traffic.
+
+Predicts; is told what happened; knows how far off it is. The caller brings the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tollbridge.config.calibration import Calibration, EngineCalibration, LinkCalibration
+from tollbridge.cost.engine import EngineModel
+from tollbridge.cost.habits import Average, Rate
+from tollbridge.cost.link import LinkModel
+
+DEFAULT_OUTPUT_TOKENS = 128.0
+RATE_WINDOW_S = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostStatistics:
+    """Fits in the form of a calibration file, so that they can be kept."""
+
+    engines: Mapping[str, EngineCalibration]
+    links: Mapping[str, LinkCalibration]
+    local_overhead_s: float
+    split_overhead_s: float
+    output_tokens: float
+    arrivals_per_s: float
+
+
+@dataclass(kw_only=True)
+class CostModel:
+    """One per router. Unknown engines are taken to be like the known ones; unknown links stay unknown."""
+
+    local_overhead_s: Average = field(default_factory=Average)  # TTFT beyond wait and prefill: HTTP, tokenising, relay
+    split_overhead_s: Average = field(default_factory=Average)  # the same of a split: what the second leg costs
+    output_tokens: Average = field(default_factory=Average)
+    arrivals: Rate = field(default_factory=lambda: Rate(RATE_WINDOW_S))
+    wire_bytes_per_token: Average = field(default_factory=Average)  # as reported, so with codec and layout
+    stalls: dict[str, Rate] = field(default_factory=dict)  # prefills that started, by worker
+    _engines: dict[str, EngineModel] = field(default_factory=dict)
+    _links: dict[tuple[str, str], LinkModel] = field(default_factory=dict)
+
+    @classmethod
+    def seeded(cls, calibration: Calibration | None = None, links: Iterable[tuple[str, str, float]] = ()) -> CostModel:
+        """Return a model that starts from a calibration, and from (from host, to host, bytes/s) of the cluster file."""
+        model = cls()
+        calibration = calibration or Calibration()
+        for name, engine in calibration.engines.items():
+            model._engines[name] = EngineModel(engine.prefill, engine.decode)
+        for pair, link in calibration.links.items():
+            source, _, target = pair.partition(">")
+            model._links[source, target] = LinkModel(link.goodput_bytes_per_s, spread=0.1)
+        for source, target, goodput in links:
+            model._links[source, target] = LinkModel(goodput, spread=0.1)
+        return model
+
+    def engine(self, worker: str) -> EngineModel:
+        """Return the model of a worker's engine, or of a known one while this one is a stranger."""
+        engine = self._engines.get(worker)
+        if engine is not None and engine.known:
+            return engine
+        return next((other for other in self._engines.values() if other.known), engine or EngineModel())
+
+    def own_engine(self, worker: str) -> EngineModel:
+        """Return the model that this worker's observations go to."""
+        return self._engines.setdefault(worker, EngineModel())
+
+    def link(self, source: str, target: str) -> LinkModel:
+        return self._links.setdefault((source, target), LinkModel())
+
+    def started(self, now_s: float) -> None:
+        """Note that a request arrived."""
+        self.arrivals.count(now_s)
+
+    def prefilling(self, worker: str, now_s: float) -> None:
+        """Note that a prefill which holds up whoever decodes there was sent to `worker`."""
+        self.stalls.setdefault(worker, Rate(RATE_WINDOW_S)).count(now_s)
+
+    def stalls_per_s(self, worker: str, now_s: float) -> float:
+        rate = self.stalls.get(worker)
+        return rate.per_s(now_s) if rate is not None else 0.0
+
+    def statistics(self, now_s: float) -> CostStatistics:
+        engines = {name: engine.fits() for name, engine in self._engines.items() if engine.known}
+        links = {f"{a}>{b}": link for (a, b), link in self._links.items() if link.known}
+        return CostStatistics(
+            engines={name: EngineCalibration(prefill=p, decode=d) for name, (p, d) in engines.items()},
+            links={n: LinkCalibration(goodput_bytes_per_s=link.goodput_bytes_per_s) for n, link in links.items()},
+            local_overhead_s=self.local_overhead_s.value(0.0),
+            split_overhead_s=self.split_overhead_s.value(0.0),
+            output_tokens=self.output_tokens.value(DEFAULT_OUTPUT_TOKENS),
+            arrivals_per_s=self.arrivals.per_s(now_s),
+        )

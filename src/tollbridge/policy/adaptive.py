@@ -1,0 +1,192 @@
+"""The policy that prices the link: the least J over local on every worker and every pair, and why. docs/decision.md."""
+
+from __future__ import annotations
+
+from zlib import crc32
+
+from tollbridge.policy.estimates import Candidate, Estimator, Side
+from tollbridge.policy.rules import NOT_SPLIT, least_loaded, partners
+from tollbridge.policy.views import FleetView, RequestView
+from tollbridge.wire.decision import Decision
+
+TIE = 0.02  # in requests: a split must be cheaper by so much, and by
+MARGIN_SIGMAS = 0.5  # so many standard deviations of what is not known well
+MAX_PAIRS = 48  # priced per request; they come in the order of what they cost at least
+EXPLORE_MIN_TOKENS = 64  # a smaller transfer says nothing about a link
+EXPLORE_UNKNOWN = 5.0  # a link that nobody has seen is tried so much more often than one that is known
+EXPLORE_GUESS = 12.5e6  # bytes/s that such a link is taken to have: what it risks is bounded
+EXPLORE_MAX_COST = 0.5  # in requests
+
+
+def adaptive(request: RequestView, fleet: FleetView) -> Decision:
+    """Return the cheapest way to serve `request`, explained. Deterministic: exploration is drawn from its id."""
+    ready = fleet.ready()
+    if not any(fleet.pricing.cost.engine(worker.name).known for worker in ready):
+        return _unknown(request, fleet)
+    estimator = Estimator(request, fleet)
+    sides = {worker.name: estimator.side(worker) for worker in ready}
+    locals_ = [estimator.local(side) for side in sides.values()]
+    with_room = [candidate for candidate in locals_ if candidate.decode.has_room]
+    local = min(with_room or locals_, key=_cost)
+    veto, pairs = _pairs(request, fleet, estimator, sides)
+    split = _best_split(estimator, pairs, local.cost)
+    if split is not None and _pays(split, local):
+        return _decision(request, estimator, split, local, split, "split_pays")
+    explored = _explore(request, estimator, pairs, local)
+    if explored is not None:
+        return _decision(request, estimator, explored, local, explored, "explore")
+    if split is not None:
+        veto = "tie" if split.cost < local.cost else "local_pays"
+    return _decision(request, estimator, local, local, split, veto)
+
+
+def _pairs(
+    request: RequestView, fleet: FleetView, estimator: Estimator, sides: dict[str, Side]
+) -> tuple[str, list[tuple[Side, Side]]]:
+    """Return the pairs that may serve a split, the most promising first, and why there are none."""
+    found = partners(request, fleet)
+    if isinstance(found, str):
+        return found, []
+    ranked = []
+    for sender, receivers in found:
+        floor = estimator.least_split_cost(sides[sender.name])
+        for receiver in receivers:
+            decode = sides[receiver.name]
+            if decode.has_room:
+                ranked.append((floor + decode.decode_cost, sender.name, receiver.name))
+    if not ranked:
+        return "no_kv_room", []
+    ranked.sort()
+    return "unknown_link", [(sides[p], sides[d]) for _, p, d in ranked[:MAX_PAIRS]]
+
+
+def _best_split(estimator: Estimator, pairs: list[tuple[Side, Side]], bound: float) -> Candidate | None:
+    """Return the cheapest split over known links. Beyond `bound` one is enough: it is shown, not taken."""
+    best: Candidate | None = None
+    for prefill, decode in pairs:
+        floor = estimator.least_split_cost(prefill) + decode.decode_cost
+        if best is not None and floor >= min(best.cost, bound):
+            break
+        candidate = estimator.split(prefill, decode)
+        if candidate is not None and (best is None or candidate.cost < best.cost):
+            best = candidate
+    return best
+
+
+def _pays(split: Candidate, local: Candidate) -> bool:
+    sigma = max(split.sigma_s, local.sigma_s)
+    margin = TIE + MARGIN_SIGMAS * min(sigma, abs(split.ttft_s - local.ttft_s))
+    return split.cost + margin < local.cost
+
+
+def _explore(
+    request: RequestView, estimator: Estimator, pairs: list[tuple[Side, Side]], local: Candidate
+) -> Candidate | None:
+    """Return a split that teaches something and risks little, for a bounded share of the requests."""
+    draw = crc32(request.id.encode()) / 2**32
+    if draw >= min(1.0, EXPLORE_UNKNOWN * estimator.pricing.explore):
+        return None
+    for prefill, decode in pairs:
+        if estimator.num_tokens - decode.cached < EXPLORE_MIN_TOKENS:
+            continue
+        candidate = estimator.split(prefill, decode, unknown_goodput=EXPLORE_GUESS)
+        if candidate is None or candidate.path is None or candidate.path.num_flows:
+            continue
+        if candidate.path.known and draw >= estimator.pricing.explore:
+            continue
+        in_time = candidate.ttft_s + candidate.sigma_s < estimator.pricing.slo.ttft_s
+        if in_time and candidate.cost < local.cost + EXPLORE_MAX_COST:
+            return candidate
+    return None
+
+
+def _unknown(request: RequestView, fleet: FleetView) -> Decision:
+    """Nothing is known of any engine: local, which teaches it."""
+    worker = least_loaded(fleet.ready(), first="decode", request=request)
+    return Decision(
+        id=request.id,
+        policy="adaptive",
+        choice="local",
+        decode=worker.name,
+        reason="unknown",
+        why=f"Nothing is known yet of how fast these workers are: {worker.name} serves it alone, and so teaches it.",
+    )
+
+
+def _decision(
+    request: RequestView,
+    estimator: Estimator,
+    chosen: Candidate,
+    local: Candidate,
+    split: Candidate | None,
+    reason: str,
+) -> Decision:
+    is_split = chosen.path is not None
+    return Decision(
+        id=request.id,
+        policy="adaptive",
+        choice="split" if is_split else "local",
+        decode=chosen.decode.view.name,
+        prefill=chosen.prefill.view.name if is_split else None,
+        reason=reason,
+        why=_why(chosen, local, split, reason),
+        terms=_terms(estimator, chosen, local, split),
+    )
+
+
+def _why(chosen: Candidate, local: Candidate, split: Candidate | None, reason: str) -> str:
+    here = f"{local.ttft_s:.3g} s to the first token on {local.decode.view.name} alone, J {local.cost:.3g}"
+    if split is None or split.path is None:
+        return f"{here}; no split: {NOT_SPLIT.get(reason, reason)}."
+    path = split.path
+    there = (
+        f"{split.ttft_s:.3g} s by {split.prefill.view.name} -> {split.decode.view.name}, J {split.cost:.3g} "
+        f"({path.wire_bytes / 1e6:.3g} MB at {path.goodput_bytes_per_s / 1e6:.3g} MB/s, a toll of {split.toll_s:.3g} s)"
+    )
+    words = {
+        "split_pays": f"The split is cheaper: {there}, against {here}.",
+        "explore": f"Split to learn what the link carries: {there}, against {here}.",
+        "tie": f"Too close to call, so no split: {here}, against {there}.",
+    }
+    return words.get(reason, f"Local is cheaper: {here}, against {there}.")
+
+
+def _terms(estimator: Estimator, chosen: Candidate, local: Candidate, split: Candidate | None) -> dict[str, float]:
+    prefill, decode = chosen.prefill, chosen.decode
+    terms: dict[str, float] = {
+        "ttft_s": chosen.ttft_s,
+        "ttft_sigma_s": chosen.sigma_s,
+        "prompt_tokens": estimator.num_tokens,
+        "output_tokens": estimator.output_tokens,
+        "cached_tokens": prefill.cached,
+        "wait_s": prefill.wait_s,
+        "prefill_s": prefill.compute_s,
+        "step_s": decode.step_s,
+        "streams": prefill.view.num_running,
+        "slowed_s": prefill.slowed_s,
+        "j_others": prefill.prefill_cost,
+        "j_decode": decode.decode_cost,
+        "local_ttft_s": local.ttft_s,
+        "j_local": local.cost,
+    }
+    if split is not None and split.path is not None:
+        path = split.path
+        terms |= {
+            "split_ttft_s": split.ttft_s,
+            "j_split": split.cost,
+            "toll_s": split.toll_s,
+            "wire_bytes": path.wire_bytes,
+            "wire_s": path.wire_s,
+            "kv_arrival_s": path.arrival_s,
+            "goodput_bytes_per_s": path.goodput_bytes_per_s,
+            "flows": path.num_flows,
+            "backlog_bytes": path.backlog_bytes,
+            "decode_wait_s": split.decode.wait_s,
+            "decode_cached_tokens": split.decode.cached,
+            "link_spread": path.spread,
+        }
+    return {name: float(f"{value:.5g}") for name, value in terms.items()}
+
+
+def _cost(candidate: Candidate) -> float:
+    return candidate.cost

@@ -1,0 +1,238 @@
+"""What serving one request costs on each worker and over each path: the terms of J, before anybody compares them.
+
+All costs are in requests: 1 is a request at the edge of its SLO, or one that is lost. docs/decision.md has the
+formulas.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+from zlib import crc32
+
+from tollbridge.cost.engine import DEFAULT_BUDGET, num_steps
+from tollbridge.cost.model import DEFAULT_OUTPUT_TOKENS, CostModel
+from tollbridge.cost.toll import PIECES_PER_CHUNK, last_arrival_closed_s
+from tollbridge.policy.pricing import Pricing
+from tollbridge.policy.views import FleetView, RequestView, WorkerView, prompt_tokens
+
+MISS = 1.5  # what a broken SLO costs, ours or another's: more than any delay within it
+KV_PRICE = 0.05  # of a worker's whole free KV for as long as the TTFT SLO
+SUSPECT = 10.0  # a worker that has just failed comes last, but it comes
+AFFINITY = 0.05  # what a session's own worker is worth beyond its prefix cache
+PREFERENCE = 0.01  # what a worker's `prefer` is worth: it decides ties
+
+
+class Side(NamedTuple):
+    """One worker, asked to prefill or to decode this request."""
+
+    view: WorkerView
+    cached: int  # h
+    computed: int  # n - h
+    budget: int
+    wait_s: float  # W: the work queued before it
+    compute_s: float  # T(n - h, h)
+    spread: float  # relative, of wait and compute
+    step_s: float  # s(R + 1, 0)
+    slowed_s: float  # delta of each stream that decodes here
+    prefill_cost: float  # what prefilling here costs others
+    decode_cost: float  # what decoding here costs, ours and others
+    has_room: bool  # for the KV of prompt and output
+
+
+class Path(NamedTuple):
+    """The KV's way of one split."""
+
+    wire_bytes: float
+    goodput_bytes_per_s: float  # alone on the link
+    backlog_bytes: float  # of others, still to go when ours begins
+    num_flows: int
+    wire_s: float  # alone
+    arrival_s: float  # f_K
+    known: bool
+    spread: float
+
+
+class Candidate(NamedTuple):
+    """One way to serve the request, priced."""
+
+    prefill: Side
+    decode: Side  # the same as prefill for a local one
+    path: Path | None
+    ttft_s: float
+    sigma_s: float
+    cost: float  # J
+
+    @property
+    def toll_s(self) -> float:
+        """What the split adds to its own prefill."""
+        return self.ttft_s - self.prefill.wait_s - self.prefill.compute_s
+
+
+class Estimator:
+    """Prices candidates of one request. Sides are computed once each."""
+
+    def __init__(self, request: RequestView, fleet: FleetView) -> None:
+        self.pricing: Pricing = fleet.pricing
+        self.cost: CostModel = fleet.pricing.cost
+        self.request = request
+        self.num_tokens = max(1, prompt_tokens(request))
+        self.usual_output = max(1.0, self.cost.output_tokens.value(DEFAULT_OUTPUT_TOKENS))
+        bound = request.max_tokens or self.usual_output
+        self.output_tokens = max(1.0, min(bound, self.usual_output) if self.cost.output_tokens.num_values else bound)
+        self._own_weight = min(4.0, max(0.25, 2.0**-request.priority))
+        self._home = _home(request, fleet)
+        now_s = self.pricing.now_s
+        self._arrivals_per_s = self.cost.arrivals.per_s(now_s) / max(1, len(fleet.workers))
+        self._nics = _nics(fleet)
+
+    def side(self, worker: WorkerView) -> Side:
+        """Return what `worker` would have to do, and what that does to others."""
+        slo, engine = self.pricing.slo, self.cost.engine(worker.name)
+        running = max(0, worker.num_running - worker.num_prefills)  # what decodes; a prefill leg is no stream
+        budget = worker.max_num_batched_tokens or DEFAULT_BUDGET
+        cached = min(self.request.cached.get(worker.name, 0), self.num_tokens - 1)
+        computed = self.num_tokens - cached
+        step_s = engine.step_s(running)
+        wait_s = engine.prefill_s(worker.waiting_prefill_tokens, 0.0, budget, running)
+        if running or worker.waiting_prefill_tokens:
+            wait_s += 0.5 * step_s  # of the step that is being computed
+        compute_s = engine.prefill_s(computed, cached, budget, running)
+        slowed_s = max(0.0, compute_s - num_steps(computed, budget) * step_s) if running else 0.0
+        chunk = min(computed, budget)
+        breaks_gap = engine.step_s(running, chunk, self.num_tokens - chunk) > slo.itl_p99_s
+        delayed_s = self._arrivals_per_s * compute_s * (wait_s + 0.5 * compute_s)
+        prefill_cost = (
+            running * slowed_s / self.usual_output / slo.tpot_s
+            + delayed_s / slo.ttft_s
+            + (MISS * running if breaks_gap else 0.0)
+        )
+        own_step_s = engine.step_s(running + 1)
+        return Side(
+            view=worker,
+            cached=cached,
+            computed=computed,
+            budget=budget,
+            wait_s=wait_s,
+            compute_s=compute_s,
+            spread=engine.prefill_spread,
+            step_s=own_step_s,
+            slowed_s=slowed_s,
+            prefill_cost=prefill_cost,
+            decode_cost=self._decode_cost(worker, own_step_s, own_step_s - engine.step_s(1) + running * engine.rho_s),
+            has_room=worker.free_kv_tokens is None or worker.free_kv_tokens >= self.num_tokens + self.output_tokens,
+        )
+
+    def _decode_cost(self, worker: WorkerView, step_s: float, slower_s: float) -> float:
+        slo = self.pricing.slo
+        hold_s = self.output_tokens * step_s
+        stalls = self.cost.stalls_per_s(worker.name, self.pricing.now_s) * hold_s
+        lost = MISS * (1.0 - math.exp(-stalls)) if stalls else 0.0
+        if step_s > slo.tpot_s:
+            lost += MISS
+        tokens = self.num_tokens + self.output_tokens
+        kv = (
+            KV_PRICE * tokens / max(worker.free_kv_tokens, tokens) * hold_s / slo.ttft_s
+            if worker.free_kv_tokens
+            else 0.0
+        )
+        return (
+            slower_s / slo.tpot_s
+            + lost
+            + kv
+            + (SUSPECT if worker.suspect else 0.0)
+            - (AFFINITY if worker.name == self._home else 0.0)
+            - (PREFERENCE if worker.prefer == "decode" else 0.0)
+        )
+
+    def local(self, side: Side) -> Candidate:
+        ttft_s = side.wait_s + side.compute_s + self.cost.local_overhead_s.value(0.0)
+        sigma_s = side.spread * (side.wait_s + side.compute_s)
+        own = self._own(ttft_s, sigma_s)
+        return Candidate(side, side, None, ttft_s, sigma_s, own + side.prefill_cost + side.decode_cost)
+
+    def least_split_cost(self, prefill: Side) -> float:
+        """Return what no split with this prefill side can cost less than, its decode side's cost aside."""
+        return self._own_weight * (prefill.wait_s + prefill.compute_s) / self.pricing.slo.ttft_s + prefill.prefill_cost
+
+    def split(self, prefill: Side, decode: Side, *, unknown_goodput: float | None = None) -> Candidate | None:
+        """Return the price of prefill -> decode; None over a link that nobody has seen, unless a guess is given."""
+        path = self._path(prefill, decode, unknown_goodput)
+        if path is None:
+            return None
+        ready_s = max(prefill.wait_s + prefill.compute_s, path.arrival_s, decode.wait_s)
+        ttft_s = ready_s + decode.step_s + self.cost.split_overhead_s.value(self.cost.local_overhead_s.value(0.0))
+        sigma_s = math.hypot(
+            prefill.spread * (prefill.wait_s + prefill.compute_s),
+            path.spread * (path.arrival_s - prefill.wait_s if path.arrival_s >= ready_s else 0.0),
+        )
+        slowed = path.num_flows * min(
+            path.wire_s, path.backlog_bytes / path.goodput_bytes_per_s / max(1, path.num_flows)
+        )
+        cost = (
+            self._own(ttft_s, sigma_s)
+            + prefill.prefill_cost
+            + decode.decode_cost
+            + slowed / self.pricing.slo.ttft_s
+            + (SUSPECT if prefill.view.suspect else 0.0)
+        )
+        return Candidate(prefill, decode, path, ttft_s, sigma_s, cost)
+
+    def _own(self, ttft_s: float, sigma_s: float) -> float:
+        """Return what the request itself feels: its TTFT, and the risk that it is too late."""
+        slo_s = self.pricing.slo.ttft_s
+        sigma_s = max(sigma_s, 0.02 * slo_s)
+        risk = min(1.0, max(0.0, (ttft_s - slo_s + sigma_s) / (2.0 * sigma_s)))
+        return self._own_weight * (ttft_s / slo_s + MISS * risk)
+
+    def _path(self, prefill: Side, decode: Side, unknown_goodput: float | None) -> Path | None:
+        link = self.cost.link(prefill.view.host, decode.view.host)
+        goodput = link.goodput_bytes_per_s or unknown_goodput
+        if not goodput:
+            return None
+        kappa = self.cost.wire_bytes_per_token.value(prefill.view.kv_bytes_per_token)
+        from_cache = max(0, min(prefill.cached, self.num_tokens - 1) - decode.cached)
+        shipped = max(0, self.num_tokens - 1 - decode.cached)
+        wire_bytes = kappa * shipped
+        num_flows, queued_bytes = self._sharing(prefill.view.host, decode.view.host, wire_bytes)
+        backlog_bytes = max(0.0, min(queued_bytes, num_flows * wire_bytes) - goodput * prefill.wait_s)
+        useless = max(0, decode.cached - prefill.cached)  # computed first, and decode has it
+        arrival_s = prefill.wait_s + last_arrival_closed_s(
+            kappa * (shipped - from_cache),
+            goodput,
+            compute_s=prefill.compute_s,
+            num_pieces=PIECES_PER_CHUNK * num_steps(prefill.computed, prefill.budget),
+            ready_bytes=kappa * from_cache + backlog_bytes,
+            idle_s=prefill.compute_s * useless / prefill.computed,
+        )
+        return Path(
+            wire_bytes, goodput, backlog_bytes, num_flows, wire_bytes / goodput, arrival_s, link.known, link.spread
+        )
+
+    def _sharing(self, source: str, target: str, wire_bytes: float) -> tuple[int, float]:
+        """Return the transfers that share the busier of both NICs, and their bytes still to go."""
+        out, into = self._nics.get((source, "out"), (0, 0.0)), self._nics.get((target, "in"), (0, 0.0))
+        num_flows, queued = max(out, into)
+        return num_flows, queued or num_flows * wire_bytes
+
+
+def _home(request: RequestView, fleet: FleetView) -> str | None:
+    """Return the worker of a session: the same one as long as the fleet is the same (highest hash wins)."""
+    if request.session is None:
+        return None
+    names = [worker.name for worker in fleet.ready() if worker.prefer != "prefill"]
+    return max(names, key=lambda name: crc32(f"{request.session}\0{name}".encode()), default=None)
+
+
+def _nics(fleet: FleetView) -> dict[tuple[str, str], tuple[int, float]]:
+    """Return (transfers in flight, bytes to go) by (host, direction): workers of one host share its NIC."""
+    nics: dict[tuple[str, str], tuple[int, float]] = {}
+    for worker in fleet.workers:
+        for direction, num, size in (
+            ("out", worker.num_sending, worker.sending_bytes),
+            ("in", worker.num_receiving, worker.receiving_bytes),
+        ):
+            if num:
+                before = nics.get((worker.host, direction), (0, 0.0))
+                nics[worker.host, direction] = (before[0] + num, before[1] + size)
+    return nics

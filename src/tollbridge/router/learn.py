@@ -1,0 +1,244 @@
+"""Tells the cost model what really happened, and says how far off it was.
+
+One `Lesson` per request, from its decision to its end. What a lesson proves depends on what else went on meanwhile: a
+prefill that shared its steps with another one is not taken at face value, and how many transfers shared a link is
+counted rather too high than too low (`cost/link.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tollbridge.clock import Clock
+from tollbridge.config.cluster import SloConfig
+from tollbridge.cost.engine import DEFAULT_BUDGET
+from tollbridge.cost.link import proven
+from tollbridge.cost.model import CostModel
+from tollbridge.policy.pricing import Pricing
+from tollbridge.router.fleet import Fleet
+from tollbridge.router.metrics import RouterMetrics
+from tollbridge.wire.decision import Decision, Happened
+from tollbridge.wire.params import WorkerReport
+
+_SHARED_WEIGHT = 0.1  # of a prefill that shared its steps with another
+_MIN_STEPS = 8  # of a stream, to tell what a step takes
+_MAX_PREFILL_SHARE = 0.3  # of a stream's time, beyond which it says little of the steps without prefill
+
+
+@dataclass
+class _Engine:
+    """What this router knows to be going on in one worker."""
+
+    num_prefilling: int = 0
+    num_started: int = 0
+    prefilled_s: float = 0.0  # prefill that was computed there, as predicted
+
+
+@dataclass
+class _Nic:
+    """Transfers over one network interface in one direction."""
+
+    num_active: int = 0
+    num_started: int = 0
+
+
+@dataclass
+class _Seen:
+    """Counts when a lesson began."""
+
+    num_active: int
+    num_started: int
+
+    def overlapping(self, now: _Nic) -> int:
+        return self.num_active + now.num_started - self.num_started
+
+
+@dataclass
+class Learner:
+    """The cost model of one router and what feeds it."""
+
+    cost: CostModel
+    slo: SloConfig
+    explore: float
+    fleet: Fleet
+    clock: Clock
+    metrics: RouterMetrics
+    engines: dict[str, _Engine] = field(default_factory=dict)
+    nics: dict[tuple[str, str], _Nic] = field(default_factory=dict)
+
+    def pricing(self) -> Pricing:
+        """Return what a policy needs to price a request now."""
+        return Pricing(cost=self.cost, slo=self.slo, explore=self.explore, now_s=self.clock.monotonic())
+
+    def lesson(self, decision: Decision) -> Lesson:
+        """Begin to learn from a request that was just decided."""
+        return Lesson(self, decision)
+
+    def engine(self, name: str) -> _Engine:
+        return self.engines.setdefault(name, _Engine())
+
+    def nic(self, host: str, direction: str) -> _Nic:
+        return self.nics.setdefault((host, direction), _Nic())
+
+
+class Lesson:
+    """What one request teaches. Call `first_token` at most once and `end` exactly once."""
+
+    def __init__(self, learner: Learner, decision: Decision) -> None:
+        self._learner = learner
+        self._decision = decision
+        self._is_prefilling = True
+        worker = decision.prefill or decision.decode
+        self._engine = learner.engine(worker)
+        self._decode = learner.engine(decision.decode)
+        self._alone = self._engine.num_prefilling == 0
+        self._engine.num_prefilling += 1
+        self._engine.num_started += 1
+        self._started = self._engine.num_started
+        self._streams = self._num_streams(worker)
+        self._first: tuple[float, float] | None = None  # (streams, prefilled_s) of the decode worker at the first token
+        self._nics = self._enter_link()
+        self._note_arrival(worker)
+
+    def first_token(self) -> None:
+        """The prompt is computed, and its KV has crossed the link."""
+        if self._is_prefilling:
+            self._leave()
+            self._engine.prefilled_s += self._decision.terms.get("prefill_s", 0.0)
+            self._first = (self._num_streams(self._decision.decode), self._decode.prefilled_s)
+
+    def end(self, happened: Happened, decision: Decision) -> Mapping[str, float]:
+        """Learn; return the relative error of each prediction. A request that was retried teaches nothing."""
+        if self._is_prefilling:
+            self._leave()
+        same = (decision.prefill, decision.decode) == (self._decision.prefill, self._decision.decode)
+        if happened.status != "ok" or not same:
+            return {}
+        errors = {
+            "prefill": self._learn_prefill(happened),
+            "wire": self._learn_link(happened),
+            "step": self._learn_step(happened),
+            "ttft": self._ttft_error(happened),
+        }
+        if happened.completion_tokens:
+            self._learner.cost.output_tokens.add(happened.completion_tokens)
+        known = {kind: error for kind, error in errors.items() if error is not None}
+        for kind, error in known.items():
+            self._learner.metrics.predicted(kind, error)
+        return known
+
+    def _note_arrival(self, worker: str) -> None:
+        cost, terms, now_s = self._learner.cost, self._decision.terms, self._learner.clock.monotonic()
+        cost.started(now_s)
+        computed = terms.get("prompt_tokens", 0.0) - terms.get("cached_tokens", 0.0)
+        chunk = min(computed, self._budget(worker))
+        if chunk > 0 and cost.engine(worker).step_s(0, chunk) > self._learner.slo.itl_p99_s:
+            cost.prefilling(worker, now_s)
+
+    def _enter_link(self) -> list[tuple[_Nic, _Seen]]:
+        if self._decision.prefill is None:
+            return []
+        fleet = self._learner.fleet
+        source, target = (fleet[name].config.host for name in (self._decision.prefill, self._decision.decode))
+        nics = [self._learner.nic(source, "out"), self._learner.nic(target, "in")]
+        seen = [_Seen(nic.num_active, nic.num_started + 1) for nic in nics]
+        for nic in nics:
+            nic.num_active += 1
+            nic.num_started += 1
+        return list(zip(nics, seen, strict=True))
+
+    def _leave(self) -> None:
+        self._is_prefilling = False
+        self._alone = self._alone and self._engine.num_started == self._started
+        self._engine.num_prefilling -= 1
+        self._sharing = 1 + max((seen.overlapping(nic) for nic, seen in self._nics), default=0)
+        for nic, _ in self._nics:
+            nic.num_active -= 1
+
+    def _num_streams(self, worker: str) -> float:
+        """Return how many streams decode there."""
+        return max(0, self._learner.fleet[worker].num_decodes - self._learner.engine(worker).num_prefilling)
+
+    def _budget(self, worker: str) -> int:
+        return self._learner.fleet.view_of(self._learner.fleet[worker]).max_num_batched_tokens or DEFAULT_BUDGET
+
+    def _learn_prefill(self, happened: Happened) -> float | None:
+        worker = self._decision.prefill or self._decision.decode
+        report = happened.prefill_report if self._decision.prefill else happened.decode_report
+        if report is None or report.computed_tokens <= 0 or report.prefill_s <= 0:
+            return self._learn_prefill_from_outside(worker, happened)
+        error = self._learner.cost.own_engine(worker).observe_prefill(
+            report.prefill_s,
+            report.computed_tokens,
+            report.cached_tokens,
+            self._budget(worker),
+            num_decodes=self._streams,
+            weight=1.0 if self._alone else _SHARED_WEIGHT,
+        )
+        return error if self._alone else None
+
+    def _learn_prefill_from_outside(self, worker: str, happened: Happened) -> float | None:
+        """A worker that reports no times: the TTFT of a local request that met nobody else's prefill has to do."""
+        if self._decision.prefill or not self._alone or happened.ttft_s is None or not happened.prompt_tokens:
+            return None
+        overhead_s = self._learner.cost.local_overhead_s.value(0.0)
+        cached = int(self._decision.terms.get("cached_tokens", 0.0))
+        return self._learner.cost.own_engine(worker).observe_prefill(
+            max(happened.ttft_s - overhead_s, 1e-4),
+            max(1, happened.prompt_tokens - cached),
+            cached,
+            self._budget(worker),
+            num_decodes=self._streams,
+        )
+
+    def _learn_link(self, happened: Happened) -> float | None:
+        """Learn from a transfer that was accepted whole."""
+        decode, prefill = happened.decode_report, happened.prefill_report
+        transfer = decode.transfer if decode is not None else None
+        if self._decision.prefill is None or transfer is None or transfer.outcome != "done" or not transfer.num_tokens:
+            return None
+        cost, fleet = self._learner.cost, self._learner.fleet
+        cost.wire_bytes_per_token.add(transfer.payload_bytes / transfer.num_tokens)
+        interval = proven(
+            transfer.payload_bytes,
+            transfer.wire_s,
+            num_sharing=self._sharing,
+            prefill_s=prefill.prefill_s if prefill is not None else 0.0,
+        )
+        if interval is None:
+            return None
+        source, target = fleet[self._decision.prefill].config.host, fleet[self._decision.decode].config.host
+        link = cost.link(source, target)
+        was_known = link.known
+        error = link.observe(*interval)
+        return error if was_known else None
+
+    def _learn_step(self, happened: Happened) -> float | None:
+        num_steps = happened.completion_tokens - 1
+        if self._first is None or happened.ttft_s is None or happened.total_s is None or num_steps < _MIN_STEPS:
+            return None
+        streams, prefilled_before_s = self._first
+        span_s = happened.total_s - happened.ttft_s
+        prefilled_s = self._decode.prefilled_s - prefilled_before_s
+        if span_s <= 0 or prefilled_s > _MAX_PREFILL_SHARE * span_s:
+            return None
+        streams = max(1.0, 0.5 * (streams + self._num_streams(self._decision.decode)))
+        engine = self._learner.cost.own_engine(self._decision.decode)
+        return engine.observe_step((span_s - prefilled_s) / num_steps, streams)
+
+    def _ttft_error(self, happened: Happened) -> float | None:
+        report, ttft_s = happened.decode_report, happened.ttft_s
+        if not ttft_s:
+            return None
+        if report is not None and report.prefill_s > 0:
+            self._learn_overhead(report, ttft_s)
+        predicted_s = self._decision.terms.get("ttft_s")
+        return None if predicted_s is None else (predicted_s - ttft_s) / ttft_s
+
+    def _learn_overhead(self, report: WorkerReport, ttft_s: float) -> None:
+        """What the worker's own clock did not see: HTTP, tokenising, the router."""
+        cost = self._learner.cost
+        inside_s = report.queue_s + report.prefill_s + (report.transfer.total_s if report.transfer else 0.0)
+        overhead = cost.split_overhead_s if self._decision.prefill else cost.local_overhead_s
+        overhead.add(min(max(ttft_s - inside_s, 0.0), 1.0))
