@@ -7,7 +7,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -30,9 +30,18 @@ class Fleet:
 
 @contextlib.asynccontextmanager
 async def running(
-    *, model: str, workers: Sequence[dict[str, object]], router_cores: Sequence[int] | None, engine: dict[str, object]
+    *,
+    model: str,
+    workers: Sequence[dict[str, object]],
+    router_cores: Sequence[int] | None,
+    engine: dict[str, object],
+    more: Mapping[str, object] | None = None,
+    prefixes: Mapping[str, Sequence[str]] | None = None,
 ) -> AsyncIterator[Fleet]:
-    """Start `workers` (as the cluster file writes them) and a router over them; stop everything at the end."""
+    """Start `workers` (as the cluster file writes them) and a router over them; stop everything at the end.
+
+    `more` are other keys of the cluster file; `prefixes` go before the command of a process, by its name.
+    """
     fleet = Fleet()
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -40,12 +49,21 @@ async def running(
 
         def write(name: str, entries: Sequence[dict[str, object]]) -> str:
             path = folder / f"{name}.yaml"
-            cluster = {"model": model, "router": {"port": 0}, "workers": list(entries), "engine": engine}
+            base = {"model": model, "router": {"port": 0}, "workers": list(entries), "engine": engine}
+            cluster = {**base, **(more or {})}
             path.write_text(yaml.safe_dump(cluster))
             return str(path)
 
         async def start(name: str, config: str, argv: Sequence[str], cores: Sequence[int] | None) -> None:
-            command = [sys.executable, "-m", "tollbridge.cli.main", *argv, "--config", config]
+            command = [
+                *(prefixes or {}).get(name, ()),
+                sys.executable,
+                "-m",
+                "tollbridge.cli.main",
+                *argv,
+                "--config",
+                config,
+            ]
             process = await ManagedProcess.start(ProcessSpec(name=name, argv=command, environ=environ, cores=cores))
             stack.push_async_callback(process.stop)
             fleet.ready[name] = await process.wait_ready(START_TIMEOUT_S)

@@ -35,7 +35,7 @@ def test_fail_does_not_concern_local() -> None:
 
 def test_unknown_policy() -> None:
     with pytest.raises(ConfigError):
-        decide(REQUEST, fleet(d()), "adaptive")
+        decide(REQUEST, fleet(d()), "adaptiv")
 
 
 def test_retry_after_prefill_stays_on_decode() -> None:

@@ -10,7 +10,7 @@ def test_known() -> None:
     assert find("split") is POLICIES["split"]
 
 
-@pytest.mark.parametrize(("name", "hint"), [("splitt", "'split'"), ("lokal", "'local'"), ("adaptive", "")])
+@pytest.mark.parametrize(("name", "hint"), [("splitt", "'split'"), ("lokal", "'local'"), ("adaptiv", "'adaptive'")])
 def test_unknown_names_the_known_ones(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=f"'{name}' is unknown: choose one of local, split") as caught:
         find(name)

@@ -17,7 +17,7 @@ _PREFILL_SCALES = (1.0, 1e3, 1e6)
 _DECODE_SCALES = (1.0, 8.0)
 _PREFILL_START = (5e-3, 2e-4, 0.0)  # between a CPU and a GPU; never used before something is known
 _DECODE_START = (2e-2, 5e-4)
-_UNSURE, _SURE = 0.02, 4.0  # pretended observations behind a default, and behind a calibration
+_UNSURE, _SURE = 1e-5, 4.0  # pretended observations behind a default, and behind a calibration
 
 
 class EngineModel:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
-FORGET = 0.98  # weight of the past per observation: about the last fifty count
+FORGET = 0.96  # weight of the past per observation: about the last twenty-five count
 OUTLIER_SPREADS = 2.0  # beyond so many spreads an observation counts less, the farther the less (Huber)
 MIN_SPREAD = 0.02  # relative; a spread is never taken for smaller than timers and schedulers make it
 START_SPREAD = 0.5  # relative, before anything has been seen

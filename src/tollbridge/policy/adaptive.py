@@ -137,7 +137,7 @@ def _decision(
 def _why(chosen: Candidate, local: Candidate, split: Candidate | None, reason: str) -> str:
     here = f"{local.ttft_s:.3g} s to the first token on {local.decode.view.name} alone, J {local.cost:.3g}"
     if split is None or split.path is None:
-        return f"{here}; no split: {NOT_SPLIT.get(reason, reason)}."
+        return f"{NOT_SPLIT.get(reason, reason)}: {here}."
     path = split.path
     there = (
         f"{split.ttft_s:.3g} s by {split.prefill.view.name} -> {split.decode.view.name}, J {split.cost:.3g} "

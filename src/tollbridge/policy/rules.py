@@ -68,7 +68,7 @@ def partners(request: RequestView, fleet: FleetView) -> Partners | str:
     if not senders:
         return "pinned_bound"
     connectors = {worker.connector for worker in senders}
-    able = {c: _by_preference(fleet, "decode", lambda worker, c=c: worker.connector == c) for c in connectors}
+    able = {name: _by_preference(fleet, "decode", _has_connector(name)) for name in connectors}
     found = [(sender, [w for w in able[sender.connector] if w.name != sender.name]) for sender in senders]
     found = [(sender, receivers) for sender, receivers in found if receivers]
     if found:
@@ -116,6 +116,10 @@ def least_loaded(workers: Iterable[WorkerView], *, first: str | None, request: R
     if not ranked:
         raise UnavailableError("No worker is ready: see /health for what each one says, and try again.")
     return ranked[0]
+
+
+def _has_connector(name: str) -> Callable[[WorkerView], bool]:
+    return lambda worker: worker.connector == name
 
 
 def _by_preference(fleet: FleetView, role: str, able: Callable[[WorkerView], bool]) -> list[WorkerView]:

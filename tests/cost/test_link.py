@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tollbridge.cost.link import LinkModel, proven
+
+MB = 1e6
+
+
+def test_alone_and_slower_than_prefill_is_exact() -> None:
+    assert proven(10 * MB, 1.0, num_sharing=1, prefill_s=0.3) == (10 * MB, 10 * MB)
+
+
+def test_shared_proves_an_interval() -> None:
+    assert proven(10 * MB, 1.0, num_sharing=3, prefill_s=0.3) == (10 * MB, 30 * MB)
+
+
+def test_paced_by_prefill_proves_a_floor_only() -> None:
+    assert proven(10 * MB, 1.0, num_sharing=1, prefill_s=1.0) == (10 * MB, math.inf)
+
+
+def test_too_little_proves_nothing() -> None:
+    assert proven(1000, 1.0, num_sharing=1, prefill_s=0.0) is None
+    assert proven(1e6, 0.0, num_sharing=1, prefill_s=0.0) is None
+
+
+def test_converges_and_gets_sure() -> None:
+    link = LinkModel()
+    for _ in range(20):
+        link.observe(10 * MB, 10 * MB)
+    assert link.goodput_bytes_per_s == pytest.approx(10 * MB)
+    assert link.spread < 0.06
+
+
+def test_sharing_that_we_cause_is_no_slower_link() -> None:
+    """Four transfers at once over a link of 100 MB/s see 25 each: nothing is learnt from it."""
+    link = LinkModel(100 * MB)
+    for _ in range(50):
+        interval = proven(10 * MB, 0.4, num_sharing=4, prefill_s=0.1)
+        assert interval is not None
+        link.observe(*interval)
+    assert link.goodput_bytes_per_s == 100 * MB
+
+
+def test_waiting_for_prefill_is_no_slower_link() -> None:
+    link = LinkModel(100 * MB)
+    link.observe(*proven(10 * MB, 2.0, num_sharing=1, prefill_s=2.0) or (0, 0))
+    assert link.goodput_bytes_per_s == 100 * MB
+
+
+def test_a_link_that_really_got_slower_is_noticed() -> None:
+    link = LinkModel(100 * MB)
+    for _ in range(10):
+        link.observe(*proven(10 * MB, 1.0, num_sharing=1, prefill_s=0.1) or (0, 0))
+    assert link.goodput_bytes_per_s == pytest.approx(10 * MB, rel=0.1)
+
+
+def test_a_faster_one_at_once() -> None:
+    link = LinkModel(10 * MB)
+    for _ in range(3):
+        link.observe(100 * MB)
+    assert link.goodput_bytes_per_s > 90 * MB
+
+
+@given(st.lists(st.tuples(st.floats(1.0, 1e10), st.floats(1.0, 20.0)), min_size=1))
+def test_stays_between_what_was_proven(samples: list[tuple[float, float]]) -> None:
+    link = LinkModel()
+    for low, sharing in samples:
+        link.observe(low, low * sharing)
+    assert min(low for low, _ in samples) * 0.999 <= link.goodput_bytes_per_s
+    assert link.goodput_bytes_per_s <= max(low * sharing for low, sharing in samples) * 1.001

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from tollbridge.config.calibration import Calibration, EngineCalibration, LinkCalibration, PrefillFit
+from tollbridge.cost.habits import Average, Rate
+from tollbridge.cost.model import CostModel
+
+SEED = Calibration(
+    engines={"p0": EngineCalibration(prefill=PrefillFit(alpha_s=0.01, beta_s_per_token=1e-3))},
+    links={"a>b": LinkCalibration(goodput_bytes_per_s=1e7)},
+)
+
+
+def test_seeds() -> None:
+    model = CostModel.seeded(SEED, [("b", "a", 5e6)])
+    assert model.engine("p0").known
+    assert model.link("a", "b").goodput_bytes_per_s == 1e7
+    assert model.link("b", "a").goodput_bytes_per_s == 5e6
+    assert not model.link("a", "c").known
+
+
+def test_a_strange_engine_is_like_the_others_until_it_is_known() -> None:
+    model = CostModel.seeded(SEED)
+    assert model.engine("d0").prefill_s(1000, 0, 2048) == pytest.approx(1.01)
+    model.own_engine("d0").observe_prefill(5.0, 1000, 0, 2048)
+    assert model.engine("d0").prefill_s(1000, 0, 2048) == pytest.approx(5.0, rel=0.05)
+    assert model.engine("p0").prefill_s(1000, 0, 2048) == pytest.approx(1.01)
+
+
+def test_nothing_is_known_at_first() -> None:
+    assert not CostModel().engine("d0").known
+
+
+def test_statistics_are_a_calibration() -> None:
+    shown = CostModel.seeded(SEED).statistics(0.0)
+    again = CostModel.seeded(Calibration(engines=dict(shown.engines), links=dict(shown.links)))
+    assert again.engine("p0").prefill_s(500, 0, 512) == pytest.approx(
+        CostModel.seeded(SEED).engine("p0").prefill_s(500, 0, 512)
+    )
+    assert again.link("a", "b").goodput_bytes_per_s == 1e7
+
+
+def test_rate() -> None:
+    rate = Rate(30.0)
+    assert rate.per_s(5.0) == 0.0
+    for at in range(200):
+        rate.count(at * 0.5)
+    assert rate.per_s(100.0) == pytest.approx(2.0, rel=0.1)
+    assert rate.per_s(400.0) < 0.01
+
+
+def test_a_single_event_is_no_flood() -> None:
+    rate = Rate(30.0)
+    rate.count(1.0)
+    assert rate.per_s(1.0) < 0.5
+
+
+def test_average_resists_an_outlier() -> None:
+    average = Average()
+    for value in [1.0, 1.1, 0.9, 1.0, 1.05, 100.0]:
+        average.add(value)
+    assert average.value(0.0) < 2.0
+    assert Average().value(7.0) == 7.0

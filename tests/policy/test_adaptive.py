@@ -1,0 +1,220 @@
+"""The decision over made-up fleets whose engines and links are known."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.policy.test_rules import KV
+from tollbridge.config.calibration import Calibration, DecodeFit, EngineCalibration, LinkCalibration, PrefillFit
+from tollbridge.config.cluster import SloConfig
+from tollbridge.cost.model import CostModel
+from tollbridge.policy.adaptive import adaptive
+from tollbridge.policy.pricing import Pricing
+from tollbridge.policy.views import FleetView, RequestView, WorkerView
+from tollbridge.wire.decision import Decision
+
+KAPPA = 46_080.0  # bytes per token: SmolLM2 in float32
+SLO = SloConfig(ttft_s=2.0, tpot_s=0.1, itl_p99_s=0.2)
+MEGABIT = 1e6 / 8
+
+
+def cost(goodput: float | None, *, engines: bool = True) -> CostModel:
+    """500 prompt tokens/s, a step of 30 ms and 1 ms per stream; one link."""
+    engine = EngineCalibration(
+        prefill=PrefillFit(alpha_s=0.02, beta_s_per_token=0.002, residual=0.05),
+        decode=DecodeFit(step_s=0.03, per_decode_s=0.001, residual=0.05),
+    )
+    links = {"hp>hd": LinkCalibration(goodput_bytes_per_s=goodput)} if goodput else {}
+    return CostModel.seeded(Calibration(engines={"p0": engine, "d0": engine} if engines else {}, links=links))
+
+
+def worker(name: str, prefer: str, **more: object) -> WorkerView:
+    known: dict[str, object] = {
+        "host": "hp" if prefer == "prefill" else "hd",
+        "kv": KV,
+        "kv_bytes_per_token": KAPPA,
+        "max_num_batched_tokens": 512,
+        "free_kv_tokens": 10_000,
+    }
+    return WorkerView(name=name, prefer=prefer, **{**known, **more})  # type: ignore[arg-type]
+
+
+def fleet(model: CostModel, *workers: WorkerView, explore: float = 0.0) -> FleetView:
+    return FleetView(workers=workers, pricing=Pricing(cost=model, slo=SLO, explore=explore))
+
+
+def pair(p: dict[str, object] | None = None, d: dict[str, object] | None = None) -> tuple[WorkerView, WorkerView]:
+    return worker("p0", "prefill", **(p or {})), worker("d0", "decode", **(d or {}))
+
+
+def ask(num_tokens: int, view: FleetView, **more: object) -> Decision:
+    known: dict[str, object] = {"id": "r", "prompt_tokens": num_tokens, "max_tokens": 50}
+    return adaptive(RequestView(**{**known, **more}), view)  # type: ignore[arg-type]
+
+
+BUSY = {"num_running": 4, "num_decodes": 4}
+
+
+def test_local_goes_where_it_stops_nobody() -> None:
+    """On d0 it would stop four streams for more than a second."""
+    decision = ask(768, fleet(cost(1e6), *pair(d=BUSY)))
+    assert (decision.choice, decision.decode) == ("local", "p0")
+
+
+def test_a_stream_that_would_be_stalled_where_it_decodes_is_decoded_elsewhere() -> None:
+    """p0 prefills all the time: whoever decodes there is stopped again and again, so its KV is shipped away."""
+    model = cost(1e9)
+    for at in range(60):
+        model.prefilling("p0", at * 0.5)
+    view = FleetView(workers=pair(d=BUSY), pricing=Pricing(cost=model, slo=SLO, explore=0.0, now_s=30.0))
+    decision = ask(768, view)
+    assert (decision.choice, decision.prefill, decision.decode) == ("split", "p0", "d0")
+    assert decision.reason == "split_pays"
+    assert "The split is cheaper" in decision.why
+
+
+@pytest.mark.parametrize("megabits", [1, 10, 30])
+def test_a_cold_short_prompt_is_never_shipped_over_a_slow_link(megabits: int) -> None:
+    """Whatever the load, and however much exploring is allowed."""
+    for p in ({}, BUSY):
+        for d in ({}, BUSY, {"waiting_prefill_tokens": 2000}):
+            for explore in (0.0, 1.0):
+                decision = ask(20, fleet(cost(megabits * MEGABIT), *pair(p, d), explore=explore))
+                assert (decision.choice, decision.reason) != ("split", "split_pays")
+                assert decision.choice == "local"
+
+
+def test_a_slow_link_is_not_worth_it() -> None:
+    decision = ask(768, fleet(cost(10 * MEGABIT), *pair(d=BUSY)))
+    assert decision.choice == "local"
+    assert decision.terms["toll_s"] > 20.0
+    assert "MB/s" in decision.why
+
+
+def test_local_takes_the_worker_that_has_the_prefix() -> None:
+    view = fleet(cost(1e9), *pair())
+    assert ask(1000, view, cached={"p0": 960}).decode == "p0"
+    assert ask(1000, view, cached={"d0": 960}).decode == "d0"
+
+
+def test_what_decode_has_is_not_shipped() -> None:
+    view = fleet(cost(1e6), *pair())
+    assert ask(1000, view, cached={"d0": 640}).terms["wire_bytes"] == pytest.approx(KAPPA * 359, rel=1e-4)
+
+
+def test_queues_count() -> None:
+    """Local on an idle worker beats local behind 3,000 tokens."""
+    decision = ask(200, fleet(cost(1e9), *pair(d={"waiting_prefill_tokens": 3000})))
+    assert (decision.choice, decision.decode) == ("local", "p0")
+
+
+def test_transfers_in_flight_make_the_link_slower() -> None:
+    alone = ask(768, fleet(cost(1e7), *pair())).terms
+    shared = ask(768, fleet(cost(1e7), *pair(p={"num_sending": 3, "sending_bytes": 9e7}))).terms
+    assert shared["split_ttft_s"] > alone["split_ttft_s"] + 5.0
+    assert shared["flows"] == 3
+
+
+def test_workers_of_one_host_share_its_nic() -> None:
+    other = worker("p1", "prefill", num_sending=2, sending_bytes=5e7)
+    assert ask(768, fleet(cost(1e7), *pair(), other)).terms["flows"] == 2
+
+
+def test_nothing_known_is_served_locally_and_says_so() -> None:
+    decision = ask(768, fleet(cost(None, engines=False), *pair(), explore=1.0))
+    assert (decision.choice, decision.reason) == ("local", "unknown")
+
+
+def test_an_unknown_link_is_served_locally_and_explored_within_its_bound() -> None:
+    model = cost(None)
+    split = 0
+    for index in range(1000):
+        decision = ask(300, fleet(model, *pair(), explore=0.02), id=f"r{index}")
+        assert decision.reason in ("unknown_link", "explore")
+        split += decision.choice == "split"
+    assert 60 < split < 140  # five times the rate of a known link
+
+
+def test_a_known_link_is_explored_within_its_bound_and_the_same_request_always_so() -> None:
+    view = fleet(cost(1e7), *pair(), explore=0.02)
+    chosen = {f"r{i}": ask(200, view, id=f"r{i}").reason for i in range(1000)}
+    assert 5 < sum(reason == "explore" for reason in chosen.values()) < 40
+    assert chosen == {name: ask(200, view, id=name).reason for name in chosen}
+
+
+def test_exploring_puts_no_slo_at_risk() -> None:
+    decisions = [ask(768, fleet(cost(10 * MEGABIT), *pair(), explore=1.0), id=f"r{i}") for i in range(50)]
+    assert {decision.choice for decision in decisions} == {"local"}
+
+
+@pytest.mark.parametrize(
+    ("more", "p", "d", "reason"),
+    [
+        ({"unsplittable": "prompt_list"}, {}, {}, "prompt_list"),
+        ({}, {"ready": False}, {}, "no_ready_prefill"),
+        ({}, {"pinned_full": True}, {}, "pinned_bound"),
+        ({}, {}, {"free_kv_tokens": 100}, "no_kv_room"),
+    ],
+)
+def test_vetoes_are_reasons(more: dict[str, object], p: dict[str, object], d: dict[str, object], reason: str) -> None:
+    decision = ask(768, fleet(cost(1e9), *pair(p, d), explore=1.0), **more)
+    assert (decision.choice, decision.reason) == ("local", reason)
+    assert "first token" in decision.why
+
+
+def test_a_full_worker_is_avoided() -> None:
+    decision = ask(768, fleet(cost(1e6), *pair(d={"free_kv_tokens": 100})))
+    assert (decision.choice, decision.decode) == ("local", "p0")
+
+
+def test_a_session_stays_where_it_is_on_a_near_tie() -> None:
+    workers = [worker(f"d{i}", "decode") for i in range(6)]
+    model = cost(1e6)
+    homes = {
+        s: {ask(100, fleet(model, *workers), id=f"{s}{i}", session=s).decode for i in range(5)} for s in "abcdefgh"
+    }
+    assert all(len(home) == 1 for home in homes.values())
+    assert len({*next(iter(homes.values()))} | set().union(*homes.values())) > 1
+    busy = [w if {w.name} != homes["a"] else worker(w.name, "decode", waiting_prefill_tokens=5000) for w in workers]
+    assert {ask(100, fleet(model, *busy), session="a").decode} != homes["a"]
+
+
+def test_a_suspect_comes_last_but_it_comes() -> None:
+    assert ask(100, fleet(cost(1e6), *pair(d={"suspect": True}))).decode == "p0"
+    assert ask(100, fleet(cost(1e6), worker("d0", "decode", suspect=True))).decode == "d0"
+
+
+def test_terms_hold_the_figures() -> None:
+    terms = ask(768, fleet(cost(1e7), *pair(d=BUSY))).terms
+    assert {
+        "local_ttft_s", "split_ttft_s", "toll_s", "wire_bytes", "goodput_bytes_per_s", "wait_s", "slowed_s", "j_local",
+        "j_split", "ttft_s", "prefill_s",
+    } <= set(terms)  # fmt: skip
+
+
+@given(
+    st.integers(1, 3000),
+    st.floats(1e5, 1e10),
+    st.integers(0, 5),
+    st.integers(0, 5),
+    st.integers(0, 4000),
+    st.integers(0, 4000),
+    st.text(max_size=5),
+)
+def test_any_state(
+    num_tokens: int, goodput: float, r_p: int, r_d: int, wait_p: int, wait_d: int, request_id: str
+) -> None:
+    """The choice is the cheaper one unless it explores; the order of the fleet does not matter."""
+    workers = pair(
+        {"num_running": r_p, "waiting_prefill_tokens": wait_p}, {"num_running": r_d, "waiting_prefill_tokens": wait_d}
+    )
+    decision = ask(num_tokens, fleet(cost(goodput), *workers, explore=0.02), id=request_id)
+    assert decision == ask(num_tokens, fleet(cost(goodput), *reversed(workers), explore=0.02), id=request_id)
+    terms = decision.terms
+    if decision.reason == "split_pays":
+        assert terms["j_split"] < terms["j_local"]
+    if decision.choice == "local":
+        assert terms["j_local"] <= terms["j_split"] + 0.02 + terms["ttft_sigma_s"] + 1.0
+    assert terms["split_ttft_s"] >= 0.0 and terms["local_ttft_s"] > 0.0

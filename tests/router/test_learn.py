@@ -1,0 +1,154 @@
+"""What a request teaches, with a clock that the test owns; then once through a router and stub workers."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support.router_rig import rig
+from tests.support.stub_worker import StubWorker
+from tollbridge.clock import ManualClock
+from tollbridge.config.cluster import ClusterConfig, WorkerConfig
+from tollbridge.router.app import make_context
+from tollbridge.router.context import Context
+from tollbridge.wire.decision import Decision, Happened
+from tollbridge.wire.params import TransferReport, WorkerReport
+
+WORKERS = [
+    WorkerConfig(name="p0", prefer="prefill", url="http://127.0.0.1:1", host="hp"),
+    WorkerConfig(name="d0", prefer="decode", url="http://127.0.0.1:2", host="hd"),
+]
+
+
+@pytest.fixture
+def context() -> Context:
+    return make_context(ClusterConfig(workers=WORKERS), b"a secret for tests only", clock=ManualClock())
+
+
+def decision(choice: str, **terms: float) -> Decision:
+    return Decision(
+        id="r", policy="adaptive", choice=choice, decode="d0", prefill="p0" if choice == "split" else None,
+        reason="", why="", terms=terms,
+    )  # type: ignore[arg-type]  # fmt: skip
+
+
+def local(prefill_s: float = 0.5, num_tokens: int = 500) -> Happened:
+    report = WorkerReport(
+        role="local", queue_s=0.1, prefill_s=prefill_s, prompt_tokens=num_tokens, computed_tokens=num_tokens
+    )
+    return Happened(
+        status="ok", ttft_s=0.62, total_s=1.62, prompt_tokens=num_tokens, completion_tokens=21, decode_report=report
+    )
+
+
+def split(payload_bytes: int = 5_000_000, wire_s: float = 1.0, prefill_s: float = 0.5) -> Happened:
+    transfer = TransferReport(
+        transfer_id="t", side="receive", outcome="done", num_tokens=500, payload_bytes=payload_bytes,
+        wire_s=wire_s, total_s=1.1,
+    )  # fmt: skip
+    return Happened(
+        status="ok",
+        ttft_s=1.2,
+        total_s=2.2,
+        completion_tokens=21,
+        prefill_report=WorkerReport(role="prefill", prefill_s=prefill_s, prompt_tokens=501, computed_tokens=501),
+        decode_report=WorkerReport(
+            role="decode", prefill_s=0.05, prompt_tokens=501, loaded_tokens=500, transfer=transfer
+        ),
+    )
+
+
+def teach(context: Context, made: Decision, happened: Happened) -> dict[str, float]:
+    lesson = context.learner.lesson(made)
+    lesson.first_token()
+    return dict(lesson.end(happened, made))
+
+
+def test_prefill_and_steps_are_learnt(context: Context) -> None:
+    for _ in range(5):
+        teach(context, decision("local"), local())
+    engine = context.learner.cost.engine("d0")
+    assert engine.prefill_s(500, 0, 2048) == pytest.approx(0.5, rel=0.05)
+    assert engine.step_s(1) == pytest.approx(0.05, rel=0.1)
+    assert context.learner.cost.output_tokens.value(0.0) == pytest.approx(21)
+    assert context.learner.cost.local_overhead_s.value(0.0) == pytest.approx(0.02)
+
+
+def test_errors_are_relative_and_counted(context: Context) -> None:
+    errors = teach(context, decision("local", ttft_s=0.31), local())
+    assert errors["ttft"] == pytest.approx(-0.5)
+    samples = {
+        (sample.name, sample.labels.get("kind")): sample.value
+        for family in context.metrics.registry.collect()
+        for sample in family.samples
+    }
+    assert samples["tollbridge_router_prediction_error_ratio_count", "ttft"] == 1.0
+    assert samples["tollbridge_router_prediction_bias_ratio", "ttft"] == pytest.approx(-0.5)
+
+
+def test_a_link_is_learnt(context: Context) -> None:
+    teach(context, decision("split"), split())
+    cost = context.learner.cost
+    assert cost.link("hp", "hd").goodput_bytes_per_s == pytest.approx(5e6)
+    assert cost.wire_bytes_per_token.value(0.0) == pytest.approx(10_000)
+    assert cost.engine("p0").prefill_s(501, 0, 2048) == pytest.approx(0.5, rel=0.05)
+
+
+def test_sharing_and_prefill_pace_are_not_learnt_as_a_slower_link(context: Context) -> None:
+    for _ in range(10):
+        teach(context, decision("split"), split())
+    for _ in range(10):  # two at a time: each sees half
+        first, second = (context.learner.lesson(decision("split")) for _ in range(2))
+        for lesson in (first, second):
+            lesson.first_token()
+            lesson.end(split(wire_s=2.0), decision("split"))
+    teach(context, decision("split"), split(wire_s=4.0, prefill_s=4.0))
+    assert context.learner.cost.link("hp", "hd").goodput_bytes_per_s == pytest.approx(5e6, rel=0.01)
+
+
+def test_a_slower_link_is_learnt(context: Context) -> None:
+    for _ in range(10):
+        teach(context, decision("split"), split())
+    for _ in range(10):
+        teach(context, decision("split"), split(wire_s=4.0))
+    assert context.learner.cost.link("hp", "hd").goodput_bytes_per_s == pytest.approx(1.25e6, rel=0.1)
+
+
+def test_what_went_wrong_or_was_retried_teaches_nothing(context: Context) -> None:
+    lesson = context.learner.lesson(decision("split"))
+    assert lesson.end(Happened(status="error"), decision("split")) == {}
+    lesson = context.learner.lesson(decision("split"))
+    assert lesson.end(local(), decision("local")) == {}
+    assert not context.learner.cost.engine("d0").known
+    assert all(engine.num_prefilling == 0 for engine in context.learner.engines.values())
+    assert all(nic.num_active == 0 for nic in context.learner.nics.values())
+
+
+def test_prefills_that_share_steps_count_less(context: Context) -> None:
+    for _ in range(10):
+        teach(context, decision("local"), local())
+    lessons = [context.learner.lesson(decision("local")) for _ in range(3)]
+    for lesson in lessons:
+        lesson.first_token()
+        assert "prefill" not in lesson.end(local(prefill_s=2.0), decision("local"))
+    assert context.learner.cost.engine("d0").prefill_s(500, 0, 2048) < 0.75
+
+
+async def test_through_the_router() -> None:
+    """The first request teaches; the next one is priced, and its record says how far off the price was."""
+    workers = StubWorker("p0", "prefill"), StubWorker("d0", "decode")
+    for worker in workers:
+        worker.report = {role: {"prefill_s": 0.01, "computed_tokens": 100} for role in ("local", "prefill")}
+    body = {"prompt": list(range(100)), "max_tokens": 8, "stream": True}
+    async with rig(*workers, policy="adaptive", explore=0.0) as r:
+        first = await r.post(body)
+        assert first.decision["reason"] == "unknown"
+        second = await r.post(body, x_request_id="second")
+        assert second.decision["reason"] == "unknown_link"
+        assert second.decision["predicted"]["ttft_s"] > 0
+        record = await r.record("second")
+        assert "ttft" in record["happened"]["errors"]
+        assert "first token" in record["decision"]["why"]
+        fleet = (await r.get("/fleet")).json
+        assert fleet["cost"]["engines"], json.dumps(fleet["cost"])
