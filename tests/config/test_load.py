@@ -186,9 +186,7 @@ def test_the_environment_is_the_default_source(monkeypatch: pytest.MonkeyPatch) 
     assert load().cluster.model == "elsewhere"
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("discovery", "kubernetes"), ("discovery", "dns"), ("calibration", "c.json")]
-)
+@pytest.mark.parametrize(("key", "value"), [("discovery", "kubernetes"), ("discovery", "dns")])
 def test_what_is_not_built_yet_is_refused(key: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}.*(not built|not read) yet"):
         load(environ={f"TOLLBRIDGE_{key.upper()}": value})

@@ -29,8 +29,6 @@ def _problems(cluster: ClusterConfig) -> Iterator[Problem]:
         yield Problem(path="secret", clause="names neither env nor file: set one of them")
     if cluster.discovery != "static":
         yield Problem(path="discovery", clause=f'is "{cluster.discovery}", which is not built yet: use "static"')
-    if cluster.calibration is not None:
-        yield Problem(path="calibration", clause="is not read yet, for no policy prices a split yet: leave it out")
     yield from _worker_list_problems(cluster)
     for index, worker in enumerate(cluster.workers):
         yield from _worker_problems(worker, f"workers[{index}]")

@@ -1,0 +1,1 @@
+"""Decision quality: the same traffic under every policy, judged by what users feel."""
