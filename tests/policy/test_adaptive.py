@@ -64,10 +64,10 @@ def test_local_goes_where_it_stops_nobody() -> None:
 
 
 def test_a_stream_that_would_be_stalled_where_it_decodes_is_decoded_elsewhere() -> None:
-    """p0 prefills all the time: whoever decodes there is stopped again and again, so its KV is shipped away."""
+    """Long prompts come all the time: whoever decodes on p0 is stopped again and again, so its KV is shipped away."""
     model = cost(1e9)
     for at in range(60):
-        model.prefilling("p0", at * 0.5)
+        model.stalling(768, at * 0.5)
     view = FleetView(workers=pair(d=BUSY), pricing=Pricing(cost=model, slo=SLO, explore=0.0, now_s=30.0))
     decision = ask(768, view)
     assert (decision.choice, decision.prefill, decision.decode) == ("split", "p0", "d0")

@@ -38,7 +38,8 @@ class CostModel:
     output_tokens: Average = field(default_factory=Average)
     arrivals: Rate = field(default_factory=lambda: Rate(RATE_WINDOW_S))
     wire_bytes_per_token: Average = field(default_factory=Average)  # as reported, so with codec and layout
-    stalls: dict[str, Rate] = field(default_factory=dict)  # prefills that started, by worker
+    stalls: Rate = field(default_factory=lambda: Rate(RATE_WINDOW_S))  # prompts that stop whoever decodes beside them
+    stall_tokens: Average = field(default_factory=Average)  # their length
     _engines: dict[str, EngineModel] = field(default_factory=dict)
     _links: dict[tuple[str, str], LinkModel] = field(default_factory=dict)
 
@@ -74,13 +75,10 @@ class CostModel:
         """Note that a request arrived."""
         self.arrivals.count(now_s)
 
-    def prefilling(self, worker: str, now_s: float) -> None:
-        """Note that a prefill which holds up whoever decodes there was sent to `worker`."""
-        self.stalls.setdefault(worker, Rate(RATE_WINDOW_S)).count(now_s)
-
-    def stalls_per_s(self, worker: str, now_s: float) -> float:
-        rate = self.stalls.get(worker)
-        return rate.per_s(now_s) if rate is not None else 0.0
+    def stalling(self, num_tokens: float, now_s: float) -> None:
+        """Note that a prompt arrived whose prefill breaks the gaps of whoever decodes on the same engine."""
+        self.stalls.count(now_s)
+        self.stall_tokens.add(num_tokens)
 
     def statistics(self, now_s: float) -> CostStatistics:
         engines = {name: engine.fits() for name, engine in self._engines.items() if engine.known}

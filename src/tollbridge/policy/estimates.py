@@ -20,6 +20,8 @@ MISS = 1.5  # what a broken SLO costs, ours or another's: more than any delay wi
 KV_PRICE = 0.05  # of a worker's whole free KV for as long as the TTFT SLO
 SUSPECT = 10.0  # a worker that has just failed comes last, but it comes
 AFFINITY = 0.05  # what a session's own worker is worth beyond its prefix cache
+WELL_WITHIN = 0.75  # of the TTFT SLO: what a split may take for long prompts to be left to the prefill workers
+_SAMPLE = 8  # workers of each kind whose links are looked at for that
 PREFERENCE = 0.01  # what a worker's `prefer` is worth: it decides ties
 
 
@@ -85,6 +87,7 @@ class Estimator:
         now_s = self.pricing.now_s
         self._arrivals_per_s = self.cost.arrivals.per_s(now_s) / max(1, len(fleet.workers))
         self._nics = _nics(fleet)
+        self._stalls_per_s = _stalls(fleet)
 
     def side(self, worker: WorkerView) -> Side:
         """Return what `worker` would have to do, and what that does to others."""
@@ -126,7 +129,7 @@ class Estimator:
     def _decode_cost(self, worker: WorkerView, step_s: float, slower_s: float) -> float:
         slo = self.pricing.slo
         hold_s = self.output_tokens * step_s
-        stalls = self.cost.stalls_per_s(worker.name, self.pricing.now_s) * hold_s
+        stalls = self._stalls_per_s.get(worker.name, 0.0) * hold_s
         lost = MISS * (1.0 - math.exp(-stalls)) if stalls else 0.0
         if step_s > slo.tpot_s:
             lost += MISS
@@ -214,6 +217,44 @@ class Estimator:
         out, into = self._nics.get((source, "out"), (0, 0.0)), self._nics.get((target, "in"), (0, 0.0))
         num_flows, queued = max(out, into)
         return num_flows, queued or num_flows * wire_bytes
+
+
+def _stalls(fleet: FleetView) -> dict[str, float]:
+    """Return how often a prefill that breaks the gaps of streams is to be expected, by worker.
+
+    If the usual one of them can be split in time, they belong on the prefill workers, and who decodes there must expect
+    them; decode workers are spared. If not, they come everywhere. This is what keeps streams off prefill workers.
+    """
+    cost, now_s = fleet.pricing.cost, fleet.pricing.now_s
+    rate = cost.stalls.per_s(now_s)
+    if not rate:
+        return {}
+    ready = fleet.ready()
+    senders = [worker for worker in ready if worker.prefer == "prefill" and worker.can_send]
+    targets = senders if senders and _can_split_usual(senders, ready, fleet.pricing) else ready
+    return {worker.name: rate / len(targets) for worker in targets}
+
+
+def _can_split_usual(senders: list[WorkerView], ready: list[WorkerView], pricing: Pricing) -> bool:
+    """Return whether the usual long prompt, split over the best known link, comes well within the TTFT SLO."""
+    cost, sender = pricing.cost, senders[0]
+    receivers = [worker for worker in ready if worker.prefer != "prefill"]
+    goodput = max(
+        (cost.link(p.host, d.host).goodput_bytes_per_s for p in senders[:_SAMPLE] for d in receivers[:_SAMPLE]),
+        default=0.0,
+    )
+    if not goodput:
+        return False
+    engine, budget = cost.engine(sender.name), sender.max_num_batched_tokens or DEFAULT_BUDGET
+    num_tokens = cost.stall_tokens.value(0.0)
+    compute_s = engine.prefill_s(num_tokens, 0.0, budget)
+    arrival_s = last_arrival_closed_s(
+        num_tokens * cost.wire_bytes_per_token.value(sender.kv_bytes_per_token),
+        goodput,
+        compute_s=compute_s,
+        num_pieces=PIECES_PER_CHUNK * num_steps(num_tokens, budget),
+    )
+    return max(compute_s, arrival_s) < WELL_WITHIN * pricing.slo.ttft_s
 
 
 def _home(request: RequestView, fleet: FleetView) -> str | None:

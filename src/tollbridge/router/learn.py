@@ -134,7 +134,7 @@ class Lesson:
         computed = terms.get("prompt_tokens", 0.0) - terms.get("cached_tokens", 0.0)
         chunk = min(computed, self._budget(worker))
         if chunk > 0 and cost.engine(worker).step_s(0, chunk) > self._learner.slo.itl_p99_s:
-            cost.prefilling(worker, now_s)
+            cost.stalling(computed, now_s)
 
     def _enter_link(self) -> list[tuple[_Nic, _Seen]]:
         if self._decision.prefill is None:
