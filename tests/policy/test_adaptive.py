@@ -67,12 +67,22 @@ def test_a_stream_that_would_be_stalled_where_it_decodes_is_decoded_elsewhere() 
     """Long prompts come all the time: whoever decodes on p0 is stopped again and again, so its KV is shipped away."""
     model = cost(1e9)
     for at in range(60):
-        model.stalling(768, at * 0.5)
+        model.stalling(500, at * 0.5)
     view = FleetView(workers=pair(d=BUSY), pricing=Pricing(cost=model, slo=SLO, explore=0.0, now_s=30.0))
-    decision = ask(768, view)
+    decision = ask(500, view)
     assert (decision.choice, decision.prefill, decision.decode) == ("split", "p0", "d0")
     assert decision.reason == "split_pays"
     assert "The split is cheaper" in decision.why
+
+
+def test_streams_are_kept_off_the_worker_that_long_prompts_are_left_to() -> None:
+    """Although it is idle. Over a link too slow to split, it is a worker like the other one."""
+    for goodput, expected in ((1e9, "d0"), (1e5, "p0")):
+        model = cost(goodput)
+        for at in range(60):
+            model.stalling(500, at * 0.5)
+        view = FleetView(workers=pair(d=BUSY), pricing=Pricing(cost=model, slo=SLO, explore=0.0, now_s=30.0))
+        assert ask(32, view).decode == expected
 
 
 @pytest.mark.parametrize("megabits", [1, 10, 30])
