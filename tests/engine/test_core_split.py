@@ -56,10 +56,13 @@ class Split:
             memory=decode_memory, receiver=network.receiver(decode_memory, decode_fingerprint or fingerprint())
         )
         self._next_id = 0
+        self.veto_tokens = 0
 
     def params(self, role: Role, transfer_id: str) -> TransferParams:
         host, port = self.sender.address
-        return TransferParams(v=1, transfer_id=transfer_id, role=role, host=host, port=port, expires=2e9)
+        return TransferParams(
+            v=1, transfer_id=transfer_id, role=role, host=host, port=port, expires=2e9, veto_tokens=self.veto_tokens
+        )
 
     def transfer_id(self) -> str:
         self._next_id += 1
@@ -123,6 +126,21 @@ def test_prefix_hits_on_both_sides(split: Split) -> None:
     report, prefill_report = answer.wait().report, first.wait().report
     assert report is not None and (report.cached_tokens, report.loaded_tokens, report.computed_tokens) == (8, 21, 1)
     assert prefill_report is not None and prefill_report.cached_tokens == 20
+    assert answer.token_ids == reference(prompt, max_tokens=6)
+
+
+@pytest.mark.parametrize(("veto_tokens", "loaded"), [(21, 0), (20, 21)])
+def test_decode_computes_the_little_that_it_lacks(split: Split, veto_tokens: int, loaded: int) -> None:
+    """It knows its own prefix cache better than the router did, and both sides let go of their blocks."""
+    prompt = prompt_of(30)
+    split.decode.submit(prompt[:9]).wait()
+    split.veto_tokens = veto_tokens
+    first, answer = split.submit(prompt)
+    report = answer.wait().report
+    first.wait()
+    assert report is not None and report.transfer is not None
+    assert (report.cached_tokens, report.loaded_tokens, report.computed_tokens) == (8, loaded, 22 - loaded)
+    assert (report.transfer.outcome, report.transfer.reason) == ("done", "" if loaded else "vetoed")
     assert answer.token_ids == reference(prompt, max_tokens=6)
 
 

@@ -11,6 +11,7 @@ from tollbridge.config.calibration import Calibration, DecodeFit, EngineCalibrat
 from tollbridge.config.cluster import SloConfig
 from tollbridge.cost.model import CostModel
 from tollbridge.policy.adaptive import adaptive
+from tollbridge.policy.decide import decide
 from tollbridge.policy.pricing import Pricing
 from tollbridge.policy.views import FleetView, RequestView, WorkerView
 from tollbridge.wire.decision import Decision
@@ -174,6 +175,11 @@ def test_vetoes_are_reasons(more: dict[str, object], p: dict[str, object], d: di
     assert "first token" in decision.why
 
 
+def test_decode_may_veto_what_it_computes_in_time_for_everybody() -> None:
+    """A chunk of 79 tokens and four streams take 0.2 s less than nothing more: the SLO of a gap."""
+    assert ask(768, fleet(cost(1e8), *pair(d=BUSY))).terms["veto_tokens"] == pytest.approx(88, abs=2)
+
+
 def test_a_full_worker_is_avoided() -> None:
     decision = ask(768, fleet(cost(1e6), *pair(d={"free_kv_tokens": 100})))
     assert (decision.choice, decision.decode) == ("local", "p0")
@@ -202,6 +208,19 @@ def test_terms_hold_the_figures() -> None:
         "local_ttft_s", "split_ttft_s", "toll_s", "wire_bytes", "goodput_bytes_per_s", "wait_s", "slowed_s", "j_local",
         "j_split", "ttft_s", "prefill_s",
     } <= set(terms)  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "goodput"), [("local", None), ("split", 1e7), ("llm-d", 1e7)])
+def test_what_other_rules_choose_is_priced_too(policy: str, goodput: float | None) -> None:
+    view = fleet(cost(goodput), *pair(d=BUSY))
+    decision = decide(RequestView(id="r", prompt_tokens=600, max_tokens=50), view, policy)
+    assert decision.terms["ttft_s"] > 1.0
+    assert ("toll_s" in decision.terms) is (decision.choice == "split")
+
+
+def test_a_forced_split_over_a_strange_link_has_no_price() -> None:
+    view = fleet(cost(None), *pair())
+    assert decide(RequestView(id="r", prompt_tokens=600), view, "local", "split").terms == {}
 
 
 @given(

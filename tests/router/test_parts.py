@@ -34,6 +34,7 @@ def report(prompt: int, cached: int, loaded: int, **transfer: str) -> WorkerRepo
         (report(100, 0, 0, outcome="failed", reason="checksum"), False, "checksum"),
         (report(100, 0, 0, outcome="cancelled"), False, "cancelled"),
         (report(100, 0, 98, outcome="done"), False, "partial"),
+        (report(100, 90, 0, outcome="done", reason="vetoed"), False, "vetoed"),  # it was quicker to compute
     ],
 )
 def test_verify_split(told: WorkerReport | None, verified: bool, reason: str) -> None:

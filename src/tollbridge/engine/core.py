@@ -136,6 +136,7 @@ class EmbeddedEngine:
                 chain=chain,
                 remote=role == "decode",
                 awaited=role == "prefill",
+                veto_tokens=request.transfer.veto_tokens if request.transfer else 0,
             ),
             self._text_streams(prompt, sampling.stop),
             seed=self._rng.getrandbits(64) if sampling.seed is None else sampling.seed,

@@ -23,12 +23,25 @@ from tollbridge.errors import RequestError, TransferError, UnsupportedError
 from tollbridge.sched.plan import StepPlan
 from tollbridge.sched.scheduler import Scheduler
 from tollbridge.sched.sequence import State, TokenSequence
-from tollbridge.transfer.base import KVReceiver, KVSender, LoadRequest
+from tollbridge.transfer.base import KVReceiver, KVSender, LoadRequest, TransferEnd
 from tollbridge.wire.params import Role, TransferParams
+
+VETOED = "vetoed"  # reason of a load that decode did not want
 
 
 def _no_layer_hook(layer: int) -> None:
     """Nothing of this step is sent."""
+
+
+def _maybe_veto(live: LiveRequest) -> TransferEnd | None:
+    """Return how a load ends that is opened empty although decode lacks something: it chose to compute that."""
+    num_lacking = live.sequence.num_prompt_tokens - 1 - live.cached_tokens
+    if not 0 < num_lacking <= live.sequence.veto_tokens:
+        return None
+    detail = (
+        f"Decode had all but {num_lacking} tokens of the prompt, and to compute them is quicker than to fetch them."
+    )
+    return TransferEnd(transfer_id=live.transfer_id, side="receive", outcome="done", reason=VETOED, detail=detail)
 
 
 class TransferDesk:
@@ -91,6 +104,7 @@ class TransferDesk:
         sequence = live.sequence
         if self._is_unopened_load(live):
             self._open(live, num_tokens=0)
+            live.transfer_end = _maybe_veto(live)  # the request may be over before prefill has heard of it
         elif live.request.request_id in self._sends_by_request and sequence.num_hit_tokens:
             assert self._sender is not None
             num_tokens = min(sequence.num_hit_tokens, sequence.num_prompt_tokens)
@@ -170,7 +184,7 @@ class TransferDesk:
         for end in self._receiver.poll() if self._receiver else ():
             live = self._loads.pop(end.transfer_id, None)
             if live is not None:
-                live.transfer_end = end
+                live.transfer_end = live.transfer_end or end
                 if live.sequence.state is State.PARKED:
                     self._loaded(live, scheduler, now_s)
                 self._ended(live, scheduler)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from zlib import crc32
 
+import msgspec
+
 from tollbridge.policy.estimates import Candidate, Estimator, Side
 from tollbridge.policy.rules import NOT_SPLIT, least_loaded, partners
 from tollbridge.policy.views import FleetView, RequestView
@@ -38,6 +40,21 @@ def adaptive(request: RequestView, fleet: FleetView) -> Decision:
     if split is not None:
         veto = "tie" if split.cost < local.cost else "local_pays"
     return _decision(request, estimator, local, local, split, veto)
+
+
+def priced(decision: Decision, request: RequestView, fleet: FleetView) -> Decision:
+    """Return the decision of another rule with what it is expected to cost, as far as that is known."""
+    ready = {worker.name: worker for worker in fleet.ready()}
+    prefill, decode = ready.get(decision.prefill or decision.decode), ready.get(decision.decode)
+    if prefill is None or decode is None or not fleet.pricing.cost.engine(prefill.name).known:
+        return decision
+    estimator = Estimator(request, fleet)
+    local = estimator.local(estimator.side(decode))
+    split = estimator.split(estimator.side(prefill), local.decode) if decision.prefill is not None else None
+    if split is None and decision.prefill is not None:
+        return decision  # over a link that nobody has seen
+    terms = _terms(estimator, split or local, local, split)
+    return msgspec.structs.replace(decision, terms={**terms, **decision.terms})
 
 
 def _pairs(
@@ -184,6 +201,7 @@ def _terms(estimator: Estimator, chosen: Candidate, local: Candidate, split: Can
             "decode_wait_s": split.decode.wait_s,
             "decode_cached_tokens": split.decode.cached,
             "link_spread": path.spread,
+            "veto_tokens": estimator.veto_tokens(split),
         }
     return {name: float(f"{value:.5g}") for name, value in terms.items()}
 

@@ -8,6 +8,7 @@ import msgspec
 
 from tollbridge.errors import UnavailableError
 from tollbridge.policy import registry
+from tollbridge.policy.adaptive import priced
 from tollbridge.policy.rules import NO_PARTNER, least_loaded
 from tollbridge.policy.views import FleetView, RequestView
 from tollbridge.wire.decision import Decision
@@ -35,6 +36,8 @@ def decide(
     """
     name = override or policy
     decision = registry.find(name)(request, fleet)
+    if "ttft_s" not in decision.terms:
+        decision = priced(decision, request, fleet)
     if decision.reason in NO_PARTNER and on_no_prefill == "fail":
         raise UnavailableError(f'{decision.why.partition(":")[0]}, and on_no_prefill is "fail": try again later.')
     if override is not None and decision.reason == "policy":

@@ -181,6 +181,23 @@ class Estimator:
         )
         return Candidate(prefill, decode, path, ttft_s, sigma_s, cost)
 
+    def veto_tokens(self, split: Candidate) -> int:
+        """Return how few tokens decode may lack for computing them to be no later than the split, and to stop nobody.
+
+        What decode has cached is a hint here; it knows better when the request arrives.
+        """
+        decode, slo = split.decode, self.pricing.slo
+        engine, running = self.cost.engine(decode.view.name), max(0, decode.view.num_running)
+        most = min(split.ttft_s - decode.wait_s, slo.itl_p99_s)
+        low, high = 0, min(decode.budget, self.num_tokens - 1)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if engine.step_s(running, middle, self.num_tokens - middle) <= most:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
     def _own(self, ttft_s: float, sigma_s: float) -> float:
         """Return what the request itself feels: its TTFT, and the risk that it is too late."""
         slo_s = self.pricing.slo.ttft_s

@@ -147,7 +147,8 @@ class Flow:
     async def _split(self) -> web.StreamResponse:
         """Send both legs, at once or in turn as their connector has it; leave with neither running."""
         prefill, decode = self._fleet[self.decision.prefill or ""], self._fleet[self.decision.decode]
-        split = splits.split_of(self._context, self._call, prefill, decode)
+        veto_tokens = int(self.decision.terms.get("veto_tokens", 0.0))
+        split = splits.split_of(self._context, self._call, prefill, decode, veto_tokens=veto_tokens)
         self._outcome.decision = msgspec.structs.replace(self.decision, transfer_id=split.transfer_id)
         try:
             async with asyncio.TaskGroup() as group:

@@ -22,13 +22,27 @@ def new_transfer_id() -> str:
 
 
 def params_for(
-    roles: tuple[Role, ...], *, transfer_id: str, kv: tuple[str, int], expires: float, secret: bytes
+    roles: tuple[Role, ...],
+    *,
+    transfer_id: str,
+    kv: tuple[str, int],
+    expires: float,
+    secret: bytes,
+    veto_tokens: int = 0,
 ) -> tuple[TransferParams, ...]:
     """Return one signed TransferParams per role, equal in all but the role."""
     host, port = kv
     return tuple(
         sign(
-            TransferParams(v=VERSION, transfer_id=transfer_id, role=role, host=host, port=port, expires=expires),
+            TransferParams(
+                v=VERSION,
+                transfer_id=transfer_id,
+                role=role,
+                host=host,
+                port=port,
+                expires=expires,
+                veto_tokens=veto_tokens,
+            ),
             secret,
         )
         for role in roles

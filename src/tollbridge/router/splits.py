@@ -47,13 +47,16 @@ class Split(Protocol):
         """
 
 
-def split_of(context: Context, call: Call, prefill: Worker, decode: Worker) -> Split:
-    """Return how `call` is sent to the two workers, which have the same connector."""
+def split_of(context: Context, call: Call, prefill: Worker, decode: Worker, *, veto_tokens: int = 0) -> Split:
+    """Return how `call` is sent to the two workers, which have the same connector.
+
+    Of our own connector, decode computes by itself what it lacks when that is at most `veto_tokens`.
+    """
     if decode.config.connector == "nixl":
         return _Pull(context, call, decode)
     if decode.config.connector == "nixl-push":
         return _Push(context, call, prefill, decode)
-    return _Tollbridge(context, call, prefill, decode)
+    return _Tollbridge(context, call, prefill, decode, veto_tokens)
 
 
 def asks_usage(call: Call, decode: Worker) -> bool:
@@ -66,8 +69,9 @@ class _Tollbridge:
 
     patience_s: float | None = None
 
-    def __init__(self, context: Context, call: Call, prefill: Worker, decode: Worker) -> None:
+    def __init__(self, context: Context, call: Call, prefill: Worker, decode: Worker, veto_tokens: int) -> None:
         assert prefill.kv is not None, "the policy chose it for having one"
+        self._veto_tokens = veto_tokens
         self._context = context
         self._worker = prefill
         self._kv = prefill.kv  # as signed; the worker's own may change meanwhile
@@ -97,6 +101,7 @@ class _Tollbridge:
             kv=self._kv,
             expires=self._context.clock.wall() + self._context.limits.params_valid_s,
             secret=self._context.secret,
+            veto_tokens=self._veto_tokens,
         )
 
 

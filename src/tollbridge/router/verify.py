@@ -29,7 +29,7 @@ def verify_split(report: WorkerReport | None, usage: Usage | None = None) -> Ver
     transfer = report.transfer
     if transfer is None:
         return Verdict(False, "no_transfer", f"{why}; it opened no transfer.")
-    if transfer.outcome == "done":
+    if transfer.outcome == "done" and not transfer.reason:
         return Verdict(False, "partial", f"{why}.")
     detail = (transfer.detail or transfer.reason).rstrip(".")
     return Verdict(False, transfer.reason or transfer.outcome, f"{why}: {detail}.")

@@ -285,12 +285,12 @@ class Scheduler:
         if not self._take_blocks(sequence):
             return False
         sequence.remote = False
-        if sequence.num_lacking > 0:
+        if sequence.num_lacking > sequence.veto_tokens:
             sequence.state = State.PARKED
             self._parked[sequence] = None
             schedule.parked.append(sequence)
             return True
-        schedule.admitted.append(sequence)  # its own prefix cache holds all of it: nothing to load
+        schedule.admitted.append(sequence)  # its own prefix cache holds all of it, or nearly: nothing to load
         sequence.state = State.READY
         self._ready.append(sequence)
         self._promote_ready()

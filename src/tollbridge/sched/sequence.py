@@ -28,7 +28,7 @@ class State(enum.Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TokenSequence:
-    """Tokens of one request with their blocks. The scheduler owns every field but the first six."""
+    """Tokens of one request with their blocks. The scheduler owns every field but the first seven."""
 
     request_id: str
     token_ids: list[int]  # prompt, then generated tokens; only ever appended to
@@ -36,6 +36,7 @@ class TokenSequence:
     chain: HashChain
     remote: bool = False  # the KV of its prompt is to come from another worker; False once that was tried
     awaited: bool = False  # another worker waits for the KV of its prompt
+    veto_tokens: int = 0  # a remote one that lacks no more computes them itself
     state: State = State.WAITING
     order: int = -1  # of arrival
     block_table: list[int] = field(

@@ -32,6 +32,7 @@ class TransferParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     port: int
     tp_size: int = 1
     expires: float  # Unix seconds; refused afterwards
+    veto_tokens: int = 0  # decode computes what it lacks when that is no more: quicker than to fetch it
     sig: str = ""  # HMAC-SHA256 over the other fields, hex
 
 
@@ -110,5 +111,6 @@ def parse(value: object) -> TransferParams | None:
 
 
 def _mac(params: TransferParams, secret: bytes) -> str:
-    fields = (params.v, params.transfer_id, params.role, params.host, params.port, params.tp_size, params.expires)
+    fields: tuple[object, ...] = (params.v, params.transfer_id, params.role, params.host, params.port, params.tp_size, params.expires)
+    fields = (*fields, params.veto_tokens) if params.veto_tokens else fields
     return hmac.new(secret, msgspec.json.encode(fields), hashlib.sha256).hexdigest()
