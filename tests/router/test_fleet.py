@@ -15,7 +15,7 @@ TWO = [
 
 def fleet(workers: list[WorkerConfig] = TWO) -> tuple[Fleet, ManualClock]:
     clock = ManualClock()
-    return Fleet(workers, clock=clock, suspect_s=5.0), clock
+    return Fleet(workers, clock=clock), clock
 
 
 def up(f: Fleet, *names: str, model: str = "m") -> None:
@@ -73,7 +73,7 @@ def test_suspicion_fades_and_ends_with_success() -> None:
     f.failed(f["p0"])
     assert f["p0"].recheck.is_set()
     assert f.is_suspect(f["p0"])
-    clock.advance(5.1)
+    clock.advance(0.26)
     assert not f.is_suspect(f["p0"])
     f.failed(f["p0"])
     f.succeeded(f["p0"])
@@ -122,3 +122,18 @@ def test_a_worker_at_its_pinned_bound(engine: object, full: bool) -> None:
     up(f, "p0", "d0")
     f["p0"].status = {"engine": engine}
     assert [worker.pinned_full for worker in f.view("m").workers] == [full, False]
+
+
+def test_a_suspect_is_no_prefill_worker_and_its_return_takes_one_probe() -> None:
+    f, clock = fleet()
+    up(f, "p0", "d0")
+    f["p0"].kv = ("p0", 7801)
+    f.failed(f["p0"])
+    view = f.view(None).workers[0]
+    assert (view.suspect, view.kv) == (True, None)
+    clock.advance(0.26)
+    assert f.view(None).workers[0].kv == ("p0", 7801)
+    with f.serving(f["p0"], "prefill"):
+        assert f.view(None).workers[0].suspect  # the probe is out
+    assert not f.view(None).workers[0].suspect  # it ended without a verdict
+    f.check()

@@ -69,6 +69,7 @@ async def test_openai_client(policy: str) -> None:
         with pytest.raises(openai.NotFoundError, match="gpt-9"):
             await client.completions.create(model="gpt-9", prompt="Hello")
         for name in ("p0", "d0"):  # whichever serves it locally
+            r[name].names_ids = False
             r[name].behaviour = dict.fromkeys(("local", "decode"), Behaviour("die", after=1))
         broken = await client.completions.create(model="stub-model", prompt="Hello", stream=True)
         with pytest.raises(openai.APIError, match=r"[pd]0"):

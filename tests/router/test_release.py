@@ -63,7 +63,7 @@ async def test_messages_under_way_are_bounded_and_end_with_the_router() -> None:
     hung = await asyncio.start_server(lambda reader, writer: asyncio.Event().wait(), "127.0.0.1", 0)  # type: ignore[arg-type,return-value]
     port = hung.sockets[0].getsockname()[1]
     workers = [WorkerConfig(name="p0", url=f"http://127.0.0.1:{port}")]
-    fleet = Fleet(workers, clock=SystemClock(), suspect_s=1.0)
+    fleet = Fleet(workers, clock=SystemClock())
     async with Upstream(Limits()) as upstream:
         releaser = Releaser(upstream)
         for _ in range(MAX_PENDING + 10):

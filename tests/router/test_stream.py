@@ -89,10 +89,10 @@ def test_null_usage_needs_no_parsing() -> None:
     assert (out, events.usage()) == (first, None)
 
 
-def test_error_events_are_noticed_and_pass() -> None:
+def test_error_events_are_held_back() -> None:
     error = event({"error": {"message": "no", "code": 500}})
-    events, out = filtered([error])
-    assert (out, json.loads(events.error)["error"]["code"]) == (error, 500)
+    events, out = filtered([chunk("a") + error])
+    assert (out, json.loads(events.error)["error"]["code"]) == (chunk("a"), 500)
 
 
 @pytest.mark.parametrize("data", [b'data: {broken "kv_transfer_params"\n\n', b'data: {"usage":{"x"\n\n'])

@@ -10,6 +10,7 @@ What it does with a request is a `Behaviour`, chosen by the request's role (`pre
     end_early  `after` tokens, then a clean end without [DONE]
     error      an HTTP error `status`
     event      the head, then an error event
+    break_event  `after` tokens, then an error event
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ from tollbridge.wire.params import TransferReport, WorkerReport
 
 SECRET = b"a secret for tests only"
 KAPPA = 64  # pretended KV bytes per token
+PROMPT_IDS = [7, 8, 9]  # of every prompt
+FIRST_ID = 100  # of the stub's own tokens
 
 Connector = Literal["tollbridge", "nixl", "nixl-push"]
-Mode = Literal["serve", "hang", "head", "stall", "die", "end_early", "error", "event"]
+Mode = Literal["serve", "hang", "head", "stall", "die", "end_early", "error", "event", "break_event"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class StubWorker:
         self.slow_health = False  # /health hangs
         self.num_slow = 0
         self.tokens = ["Hel", "lo", " wor", "ld"]
+        self.names_ids = True  # answers `return_token_ids`
         self.prompt_tokens = 100
         self.cached_tokens = 0
         self.behaviour: dict[str, Behaviour] = {}
@@ -94,6 +98,7 @@ class StubWorker:
         app.router.add_post("/v1/completions", self._generate)
         app.router.add_post("/v1/chat/completions", self._generate)
         app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/detokenize", self._detokenize)
         app.router.add_post(wire.RELEASE_PATH, self._release)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
@@ -150,6 +155,10 @@ class StubWorker:
         self.seen.append(Seen(request.path, "local", dict(request.headers), await request.json()))
         return web.json_response({"tokens": [1, 2, 3], "count": 3})
 
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        ids = (await request.json())["tokens"]
+        return web.json_response({"prompt": "".join(self.tokens[i - FIRST_ID] for i in ids if i >= FIRST_ID)})
+
     async def _release(self, request: web.Request) -> web.Response:
         params = wire.parse((await request.json())["kv_transfer_params"])
         assert params is not None and params.role == "prefill"
@@ -185,7 +194,7 @@ class StubWorker:
             return web.json_response({"error": behaviour.error}, status=behaviour.status)
         if behaviour.mode == "die" and not behaviour.after:
             return self._tear(request)
-        report = None if self.stock else self.make_report(role, transfer_id)
+        report = None if self.stock else self.make_report(role, transfer_id, said=_said(body))
         if not body.get("stream"):
             return web.json_response(self._whole(body, report))
         return await self._stream(request, body, behaviour, report)
@@ -202,8 +211,10 @@ class StubWorker:
             await response.write_eof()
             return response
         events = [_event(chunk) for chunk in self._chunks(body, report)] + [b"data: [DONE]\n\n"]
-        if behaviour.mode in ("stall", "die", "end_early"):
+        if behaviour.mode in ("stall", "die", "end_early", "break_event"):
             events = events[: behaviour.after]
+        if behaviour.mode == "break_event":
+            events.append(_event({"error": behaviour.error}))
         for piece in self.cut(b"".join(events)) if self.cut else events:
             await response.write(piece)
         if behaviour.mode == "stall":
@@ -222,7 +233,7 @@ class StubWorker:
 
     # --- bodies
 
-    def make_report(self, role: str, transfer_id: str = "") -> WorkerReport:
+    def make_report(self, role: str, transfer_id: str = "", said: int = 0) -> WorkerReport:
         lacked = max(self.prompt_tokens - 1 - self.cached_tokens, 0) if role == "decode" else 0
         size = lacked * KAPPA
         transfer = TransferReport(
@@ -235,7 +246,7 @@ class StubWorker:
             "computed_tokens": self.prompt_tokens - self.cached_tokens - lacked,
             "cached_tokens": self.cached_tokens,
             "loaded_tokens": lacked,
-            "generated_tokens": 1 if role == "prefill" else len(self.tokens),
+            "generated_tokens": 1 if role == "prefill" else len(self.tokens) - said,
             "transfer": None if role == "local" else transfer,
         }
         return WorkerReport(**(fields | self.report.get(role, {})))
@@ -252,19 +263,25 @@ class StubWorker:
         common = {"id": "x", "created": 1, "model": self.model}
         common["object"] = "chat.completion.chunk" if chat else "text_completion"
         chunks = []
-        for at, token in enumerate(self.tokens):
+        said = _said(body)
+        for at, token in list(enumerate(self.tokens))[said:]:
             last = at == len(self.tokens) - 1
             choice: dict[str, Any] = {"index": 0, "finish_reason": "stop" if last else None}
             choice |= {"delta": {"content": token}} if chat else {"text": token}
-            chunks.append(common | {"choices": [choice]} | (_carry(report) if last else {}))
+            ids: dict[str, Any] = {}
+            if body.get("return_token_ids") and self.names_ids:
+                choice["token_ids"] = [FIRST_ID + at]
+                ids = {"prompt_token_ids": PROMPT_IDS} if at == said else {}
+                choice |= {} if chat else ids
+            chunks.append(common | {"choices": [choice]} | (ids if chat else {}) | (_carry(report) if last else {}))
         if (body.get("stream_options") or {}).get("include_usage"):
-            chunks.append(common | {"choices": [], "usage": self._usage()})
+            chunks.append(common | {"choices": [], "usage": self._usage(said)})
         return chunks
 
-    def _usage(self) -> dict[str, Any]:
-        out = len(self.tokens)
-        usage: dict[str, Any] = {"prompt_tokens": self.prompt_tokens, "completion_tokens": out}
-        usage["total_tokens"] = self.prompt_tokens + out
+    def _usage(self, said: int = 0) -> dict[str, Any]:
+        out = len(self.tokens) - said
+        usage: dict[str, Any] = {"prompt_tokens": self.prompt_tokens + said, "completion_tokens": out}
+        usage["total_tokens"] = self.prompt_tokens + len(self.tokens)
         return usage | ({"prompt_tokens_details": self.usage_details} if self.usage_details else {})
 
 
@@ -278,6 +295,12 @@ async def stubs(*workers: StubWorker) -> AsyncIterator[None]:
     finally:
         for worker in workers:
             await worker.stop()
+
+
+def _said(body: dict[str, Any]) -> int:
+    """Return how many tokens of the answer a continuation has in its prompt."""
+    prompt = body.get("prompt")
+    return sum(isinstance(i, int) and i >= FIRST_ID for i in prompt) if isinstance(prompt, list) else 0
 
 
 def _carry(report: WorkerReport | None) -> dict[str, Any]:

@@ -63,6 +63,20 @@ def after_prefill_failure(failed: Decision, reason: str = "prefill_failed") -> D
     )
 
 
+def after_break(failed: Decision, worker: str, num_tokens: int) -> Decision:
+    """Return the decision about the rest of a stream that broke off after `num_tokens` tokens: on `worker`."""
+    return msgspec.structs.replace(
+        failed,
+        choice="local",
+        decode=worker,
+        prefill=None,
+        transfer_id=None,
+        reason="continued",
+        why=f"{failed.decode} broke off after {num_tokens} tokens: {worker} continues.",
+        terms={},
+    )
+
+
 def after_decode_failure(failed: Decision, fleet: FleetView, tried: frozenset[str]) -> Decision:
     """Return the retry of a request whose decode worker failed before the first byte: alone on a worker not yet tried.
 

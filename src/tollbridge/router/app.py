@@ -17,6 +17,7 @@ from tollbridge.errors import TollbridgeError
 from tollbridge.policy import registry
 from tollbridge.router import forward, ingress, views
 from tollbridge.router.answers import Handler, errors_as_json
+from tollbridge.router.budget import RetryBudget
 from tollbridge.router.client import Client
 from tollbridge.router.context import Context
 from tollbridge.router.decide import decide_call
@@ -61,6 +62,7 @@ def make_context(
             clock=clock,
             metrics=metrics,
         ),
+        budget=RetryBudget(fraction=limits.retry_fraction, burst=limits.retry_burst),
     )
 
 

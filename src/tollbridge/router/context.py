@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from tollbridge.clock import Clock
 from tollbridge.config.cluster import ClusterConfig
 from tollbridge.errors import OverloadedError
+from tollbridge.router.budget import RetryBudget
 from tollbridge.router.decisions import Decisions
 from tollbridge.router.fleet import Fleet
 from tollbridge.router.learn import Learner
@@ -31,6 +32,7 @@ class Context:
     decisions: Decisions
     metrics: RouterMetrics
     learner: Learner
+    budget: RetryBudget
     active: set[str] = field(default_factory=set)  # ids of the requests in flight
 
     @contextmanager

@@ -19,6 +19,7 @@ from tollbridge.clock import Clock
 from tollbridge.config.cluster import WorkerConfig
 from tollbridge.errors import ConfigError, ModelNotFoundError
 from tollbridge.policy.views import FleetView, WorkerView
+from tollbridge.router.breaker import Breaker
 
 Leg = Literal["prefill", "decode"]
 Address = tuple[str, int]
@@ -45,7 +46,7 @@ class Worker:
     num_decodes: int = 0
     num_served: int = 0
     listener: Handover | None = None  # where its stock connector listens, from its last answer; None: not known
-    last_failure_s: float | None = None  # monotonic
+    breaker: Breaker = field(default_factory=lambda: Breaker(first_s=0.25, longest_s=1.0))
     recheck: asyncio.Event = field(default_factory=asyncio.Event)
     waits: set[Callable[[str], None]] = field(default_factory=set)  # ends the waits of the flows for this worker
 
@@ -77,9 +78,8 @@ class FleetStatistics:
 class Fleet:
     """All workers of the cluster file, in its order."""
 
-    def __init__(self, workers: Sequence[WorkerConfig], *, clock: Clock, suspect_s: float) -> None:
+    def __init__(self, workers: Sequence[WorkerConfig], *, clock: Clock) -> None:
         self._clock = clock
-        self._suspect_s = suspect_s
         self._workers = {config.name: _make(config) for config in workers}
         if len(self._workers) != len(workers):
             raise ConfigError("Two workers of the cluster file have the same name: give each its own.", param="workers")
@@ -107,24 +107,30 @@ class Fleet:
         """Count one request in flight on `worker` while the context lasts."""
         worker.num_served += 1
         self._add(worker, leg, 1)
+        request = object()
+        worker.breaker.begin(request, self._clock.monotonic())
         try:
             yield
         finally:
+            worker.breaker.end(request)
             self._add(worker, leg, -1)
 
     def failed(self, worker: Worker) -> None:
         """A request failed on `worker`: make it the last choice for a while, and check it at once."""
-        worker.last_failure_s = self._clock.monotonic()
         worker.listener = None  # it may have restarted
+        self.doubt(worker)
         worker.recheck.set()
+
+    def doubt(self, worker: Worker) -> None:
+        """Make `worker` the last choice for a while."""
+        worker.breaker.failed(self._clock.monotonic())
 
     def succeeded(self, worker: Worker) -> None:
         """A request went well on `worker`: it is no suspect any more."""
-        worker.last_failure_s = None
+        worker.breaker.succeeded()
 
     def is_suspect(self, worker: Worker) -> bool:
-        failed_at = worker.last_failure_s
-        return failed_at is not None and self._clock.monotonic() - failed_at < self._suspect_s
+        return worker.breaker.refuses(self._clock.monotonic())
 
     def statistics(self) -> FleetStatistics:
         return FleetStatistics(
@@ -136,21 +142,25 @@ class Fleet:
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
-        assert all(worker.num_prefills >= 0 and worker.num_decodes >= 0 for worker in self)
+        for worker in self:
+            assert worker.num_prefills >= 0
+            assert worker.num_decodes >= 0
+            worker.breaker.check()
 
     def _sum(self, number: Callable[[Worker], int]) -> int:
         return sum(map(number, self))
 
     def view_of(self, worker: Worker) -> WorkerView:
         """Return `worker` as a policy sees it now."""
+        suspect = self.is_suspect(worker)
         return WorkerView(
             name=worker.name,
             prefer=worker.config.prefer,
             ready=worker.ready,
             connector=worker.config.connector,
-            kv=worker.kv,
+            kv=None if suspect else worker.kv,  # decode alone is the better bet than a split with a suspect
             pinned_full=worker.pinned_full,
-            suspect=self.is_suspect(worker),
+            suspect=suspect,
             num_prefills=worker.num_prefills,
             num_decodes=worker.num_decodes,
             num_served=worker.num_served,

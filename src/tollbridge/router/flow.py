@@ -3,16 +3,18 @@
     DECIDED ──> WAITING ──> RELAYING ──> ENDED
                 │   ^  │                   ^
                 └───┘  └───────────────────┘
-                retry   refused, cancelled, out of workers
+                retry   refused, cancelled, out of workers or of budget
 
     DECIDED   workers chosen, nothing sent
     WAITING   legs sent, nothing has reached the client: another attempt is possible
-    RELAYING  the client has the head of the answer: no way back, an error becomes an error event
+    RELAYING  the client has the head of the answer: no way back, but a stream may be continued on another worker
     ENDED     record, metrics and log line written, exactly once
 
 Retries, both before the first byte only and each at most once: the prefill leg failed -> alone on the decode worker
 (`prefill_failed`); the decode leg failed -> alone on a worker not yet tried (`decode_failed`). After the first byte a
-failed prefill leg is only recorded: decode recomputes by itself what it does not receive.
+failed prefill leg is only recorded: decode recomputes by itself what it does not receive. A stream that breaks off
+after its first byte is continued on another worker from the tokens already sent (`continuing`), where the request
+allows it; otherwise the client gets an error event. All of these draw on one budget for the whole router.
 
 Cancellation: the handler's task is cancelled when the client leaves. Both legs run inside it, and leaving
 `Upstream.request` closes the connection, so both workers see it at once and abort.
@@ -21,6 +23,7 @@ Cancellation: the handler's task is cancelled when the client leaves. Both legs 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from typing import NoReturn
@@ -29,15 +32,18 @@ import msgspec
 from aiohttp import web
 
 from tollbridge.errors import TollbridgeError, UnavailableError, UpstreamError
-from tollbridge.policy.decide import after_decode_failure, after_prefill_failure
+from tollbridge.policy.decide import after_break, after_decode_failure, after_prefill_failure
 from tollbridge.router import legs, splits
 from tollbridge.router.answers import error_answer, error_document
 from tollbridge.router.client import DECISION_HEADER, Client
 from tollbridge.router.context import Context
+from tollbridge.router.continuing import PATH, CannotContinueError, Continuation, Continuing
 from tollbridge.router.fleet import Leg, Worker
 from tollbridge.router.ingress import Call
 from tollbridge.router.outcome import Outcome
 from tollbridge.router.relay import Relay
+from tollbridge.router.resume import OBSTACLES
+from tollbridge.router.splice import DivergedError
 from tollbridge.router.splits import Split
 from tollbridge.router.stream import take_report
 from tollbridge.router.upstream import ClientGoneError, deadline, failure_of
@@ -67,9 +73,11 @@ class Flow:
         self._context = context
         self._config = context.config.router
         self._fleet = context.fleet
-        self._call = call
+        self._continuing = Continuing(context, call)
+        self._call = self._continuing.call
         self._client = client
         self._outcome = Outcome(context, call, decision)
+        context.budget.deposit()
         self._relay = Relay(context, client, self._outcome, begin=self._begin, finish=self._finish)
         self._headers = legs.headers_for(call)
         self._tried: frozenset[str] = frozenset()  # decode workers that failed
@@ -111,12 +119,43 @@ class Flow:
             except PrefillFailedError as error:
                 self._retry("prefill", after_prefill_failure(self.decision, error.reason))
             except UnavailableError as error:
+                if self._client.response is not None:
+                    return await self._continue(error)
                 self._retry("decode", self._elsewhere(error))
+
+    async def _continue(self, error: UnavailableError) -> web.StreamResponse:
+        """Let other workers finish the stream that broke off with `error`; raise it when they cannot."""
+        while True:
+            leg = await self._next_leg(error)
+            self._outcome.new_attempt()
+            if not leg.body:
+                return await self._relay.finish(leg.rest)
+            try:
+                return await self._decode_leg(leg.body, self._headers, path=PATH, passed=leg.passed)
+            except UnavailableError as another:
+                error = another
+            except DivergedError as diverged:
+                raise self._broken(error, "diverged") from diverged
+
+    async def _next_leg(self, error: UnavailableError) -> Continuation:
+        try:
+            leg = await self._continuing.next_leg(self.decision.decode)
+        except CannotContinueError as why:
+            raise self._broken(error, why.reason) from error
+        num_prompt_tokens = self._continuing.num_prompt_tokens
+        decision = after_break(self.decision, leg.worker.name, leg.num_kept)
+        self._outcome.continued(decision, num_prompt_tokens=num_prompt_tokens, num_kept=leg.num_kept)
+        return leg
+
+    def _broken(self, error: UnavailableError, reason: str) -> UnavailableError:
+        """Return `error` with the reason why the stream ends with it."""
+        self._outcome.not_continued(reason)
+        return type(error)(f"{error.message} The stream was not continued elsewhere ({reason}): {OBSTACLES[reason]}.")
 
     def _elsewhere(self, error: UnavailableError) -> Decision:
         """Return the second attempt after `error` of the decode leg; raise `error` when there is none."""
         self._tried |= {self.decision.decode}
-        if self.phase is Phase.RELAYING or "decode" not in self._may_retry:
+        if "decode" not in self._may_retry:
             raise error
         try:
             return after_decode_failure(self.decision, self._fleet.view(self._call.model), self._tried)
@@ -127,6 +166,12 @@ class Flow:
         self._may_retry.discard(leg)
         if self._client.gone:
             raise ClientGoneError("The client closed its connection.")
+        if not self._context.budget.withdraw():
+            self._context.metrics.retries_refused.inc()
+            raise UnavailableError(
+                f"{self.decision.decode} or its prefill worker failed, and so many requests have been retried lately "
+                "that this one is not: try again in a moment."
+            )
         self._outcome.retry(decision)
 
     async def _give_up(self, error: TollbridgeError) -> web.StreamResponse:
@@ -209,17 +254,25 @@ class Flow:
         return response.status, answer
 
     async def _decode_leg(
-        self, body: bytes, headers: dict[str, str], *, hide_usage: bool = False
+        self,
+        body: bytes,
+        headers: dict[str, str],
+        *,
+        hide_usage: bool = False,
+        path: str | None = None,
+        passed: Callable[[bytes], bytes] | None = None,
     ) -> web.StreamResponse:
+        """Send `body` to the decode worker and relay what it says; UnavailableError when it fails."""
         worker = self._fleet[self.decision.decode]
+        passed = passed or self._continuing.listener
         upstream = self._context.upstream
         try:
             async with deadline(worker, self._config.first_byte_timeout_s) as limit:
                 with self._fleet.serving(worker, "decode"):
                     async with upstream.request(
-                        worker, "POST", self._call.path, body=body, headers=headers
+                        worker, "POST", path or self._call.path, body=body, headers=headers
                     ) as response:
-                        return await self._relay.answer(worker, response, limit, hide_usage=hide_usage)
+                        return await self._relay.answer(worker, response, limit, hide_usage=hide_usage, passed=passed)
         except UnavailableError as error:
             self._failed(worker, "decode", error)
             raise

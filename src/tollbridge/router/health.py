@@ -47,10 +47,14 @@ class Monitor:
         timeouts = 0
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._limits.poll_interval_s):
+                async with asyncio.timeout(self._pause_s(worker)):
                     await worker.recheck.wait()
             worker.recheck.clear()
             timeouts = await self.check(worker, timeouts)
+
+    def _pause_s(self, worker: Worker) -> float:
+        poll_s = self._limits.poll_interval_s
+        return poll_s if worker.ready else min(poll_s, self._limits.return_interval_s)
 
     async def check(self, worker: Worker, timeouts: int = 0) -> int:
         """Check one worker; return how many checks in a row it has let time out.
@@ -62,6 +66,7 @@ class Monitor:
                 await self._ask(worker)
         except TimeoutError:
             timeouts += 1
+            self._fleet.doubt(worker)
             if not worker.ready or timeouts >= self._limits.timeouts_until_down:
                 self._set(worker, False, f"It did not answer a health check within {self._limits.check_timeout_s:g} s.")
             if timeouts >= self._limits.timeouts_until_lost:
@@ -90,6 +95,7 @@ class Monitor:
         incarnation = _text(worker.status.get("incarnation"))
         said = _text(worker.status.get("kv"))
         if not worker.ready or worker.incarnation != incarnation:
+            worker.breaker.succeeded()  # it came back: what its predecessor did is no guide
             worker.models = _cards(await self._get(worker, "/v1/models"))
             _warn_of_other_port(worker, said)
         worker.incarnation = incarnation

@@ -13,7 +13,7 @@ from tollbridge.wire.params import VERSION, Role, TransferParams, sign
 
 _ONE = msgspec.Raw(b"1")
 _FALSE = msgspec.Raw(b"false")
-_STREAM_ONLY = ("stream_options", "min_tokens")  # make no sense for one token that nobody reads
+_STREAM_ONLY = ("stream_options", "min_tokens", "return_token_ids")  # make no sense for one token that nobody reads
 
 
 def new_transfer_id() -> str:

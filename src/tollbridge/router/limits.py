@@ -8,11 +8,15 @@ import msgspec
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     connect_timeout_s: float = 5.0
     poll_interval_s: float = 1.0  # between two health checks of a worker
+    return_interval_s: float = 0.25  # the same while it is not ready: its return must be noticed
     body_timeout_s: float = 60.0  # deadline for the client to send its whole request body
     check_timeout_s: float = 2.0  # deadline of one health check
     timeouts_until_down: int = 3  # a busy worker may miss a check; a refused connection counts at once
     timeouts_until_lost: int = 10  # then the requests that wait for it are retried elsewhere or end in an error
-    suspect_s: float = 5.0  # how long a failed request makes a worker the last choice
+    retry_fraction: float = 0.2  # further attempts per request, over the whole router
+    retry_burst: int = 64  # further attempts saved up
+    max_continuations: int = 4  # of one stream
+    detokenize_timeout_s: float = 2.0  # before a stream is continued
     params_valid_s: float = 60.0  # lifetime of signed kv_transfer_params
     push_patience_s: float = 30.0  # NixlPushConnector keeps complete KV so long; then decode would wait for ever
     prefill_grace_s: float = 0.25  # how long the end of an answer waits for the prefill leg's report

@@ -41,6 +41,12 @@ class RouterMetrics:
         )
         self.refused = self._counter("refused_requests", "Requests refused before a decision, by status.", "status")
         self.retries = self._counter("retries", "Second attempts before the first byte, by reason.", "reason")
+        self.retries_refused = self._counter(
+            "retries_refused", "Further attempts not made because the budget was spent."
+        )
+        self.continuations = self._counter(
+            "continuations", "Streams that broke off: continued on another worker, or why not.", "outcome"
+        )
         self.upstream_errors = self._counter("upstream_errors", "Failed legs, by worker and leg.", "worker", "leg")
         self.split_verified = self._counter("split_verified", "Splits whose decode worker loaded all KV it lacked.")
         self.split_unverified = self._counter(

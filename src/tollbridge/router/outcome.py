@@ -29,6 +29,8 @@ class Outcome:
         self._verdict: Verdict | None = None
         self._stream = call.stream
         self._ended = False
+        self._num_prompt_tokens = 0  # of a continued stream
+        self._num_kept = 0  # tokens that it had before the last worker went on
         self.usage: Usage | None = None
         self.num_chunks = 0
         self._lesson = context.learner.lesson(decision)
@@ -65,12 +67,24 @@ class Outcome:
         self._happened.prefill_report = None
         self._happened.decode_report = None
         self._verdict = None
+        self.usage = None
 
     def retry(self, decision: Decision) -> None:
         """Replace the decision by that of the next attempt."""
         self.decision = decision
         self._metrics.retries.labels(decision.reason).inc()
         log.warning("retry: id=%s reason=%s decode=%s %s", decision.id, decision.reason, decision.decode, decision.why)
+
+    def continued(self, decision: Decision, *, num_prompt_tokens: int, num_kept: int) -> None:
+        """The stream broke off and goes on elsewhere behind `num_kept` tokens."""
+        self.decision = decision
+        self._num_prompt_tokens, self._num_kept = num_prompt_tokens, num_kept
+        self._happened.continued_at = [*self._happened.continued_at, num_kept]
+        self._metrics.continuations.labels("continued").inc()
+        log.warning("continued: id=%s decode=%s %s", decision.id, decision.decode, decision.why)
+
+    def not_continued(self, reason: str) -> None:
+        self._metrics.continuations.labels(reason).inc()
 
     def note(self, sentence: str) -> None:
         """Remember what went wrong on the way, also of a request that ends well."""
@@ -141,6 +155,9 @@ class Outcome:
         elif self.usage is not None:
             happened.prompt_tokens = self.usage.prompt_tokens
             happened.completion_tokens = self.usage.completion_tokens
+        if self._num_prompt_tokens:  # what was generated before is prompt to the last worker
+            happened.prompt_tokens = self._num_prompt_tokens
+            happened.completion_tokens += self._num_kept
 
     def _judge_split(self) -> None:
         verdict = self._verdict

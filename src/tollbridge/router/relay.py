@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import aiohttp
 from aiohttp import web
 
-from tollbridge.errors import UpstreamError
+from tollbridge.errors import UnavailableError, UpstreamError
 from tollbridge.router.client import Client
 from tollbridge.router.context import Context
 from tollbridge.router.fleet import Worker
 from tollbridge.router.outcome import Outcome
 from tollbridge.router.stream import EventFilter, take_report, usage_of
 from tollbridge.router.upstream import Deadline, failure_in_event, failure_of, worker_errors
+from tollbridge.wire import sse
 
 EVENT_STREAM = "text/event-stream"
 
@@ -41,16 +42,28 @@ class Relay:
         self._idle_s = context.config.router.idle_timeout_s
 
     async def answer(
-        self, worker: Worker, response: aiohttp.ClientResponse, limit: Deadline, *, hide_usage: bool = False
+        self,
+        worker: Worker,
+        response: aiohttp.ClientResponse,
+        limit: Deadline,
+        *,
+        hide_usage: bool = False,
+        passed: Callable[[bytes], bytes] | None = None,
     ) -> web.StreamResponse:
         """Relay `response`, whatever its kind; UnavailableError when the worker failed.
 
-        With `hide_usage` the client did not ask for the usage chunk of the stream.
+        With `hide_usage` the client did not ask for the usage chunk of the stream; `passed` may change its events.
         """
         if response.status == 200 and response.content_type == EVENT_STREAM:
-            events = EventFilter(self._context.limits.max_event_bytes, hide_usage=hide_usage)
+            events = EventFilter(self._context.limits.max_event_bytes, hide_usage=hide_usage, passed=passed)
             return await self._stream(worker, response, limit, events)
         return await self._whole(worker, response, limit)
+
+    async def finish(self, rest: bytes) -> web.StreamResponse:
+        """End a stream whose worker was lost when all but `rest` had been sent."""
+        self._outcome.answered(200)
+        await self._finish()
+        return await self._client.end_stream(rest)
 
     async def _whole(self, worker: Worker, response: aiohttp.ClientResponse, limit: Deadline) -> web.StreamResponse:
         """Relay an answer that is not streamed, or the worker's refusal of the client's mistake."""
@@ -59,6 +72,9 @@ class Relay:
         failure = failure_of(worker, response.status, body)
         if failure is not None:
             raise failure
+        if self._client.response is not None:
+            detail = body[:200].decode(errors="replace")
+            raise UnavailableError(f"Worker {worker.name} refused to continue a stream ({response.status}): {detail}")
         self._begin()
         self._outcome.came_whole()
         body, report = take_report(body)
@@ -77,7 +93,6 @@ class Relay:
         """Relay a stream, event by event. The head leaves with the first event: until then a retry is possible."""
         async for data in _pieces(worker, response, events):
             if self._client.response is None:
-                self._refuse_failure(worker, events)
                 self._begin()
                 await self._client.begin_stream(self._outcome.header())
             limit.waiting_for_client = True
@@ -86,24 +101,33 @@ class Relay:
             self._outcome.num_chunks += 1
             limit.extend(self._idle_s)
         limit.waiting_for_client = True
+        self._refuse_failure(worker, events)
         return await self._end(worker, events)
 
     async def _end(self, worker: Worker, events: EventFilter) -> web.StreamResponse:
         self._outcome.usage = events.usage()
         self._outcome.decode_done(events.report)
         if events.error:
-            self._outcome.failed(200, f"Worker {worker.name} ended its stream with an error event.")
-        elif not events.finished or self._client.response is None:
+            return await self._end_with_error(worker, events.error)
+        if not events.finished or self._client.response is None:
             raise UpstreamError(f"Worker {worker.name} ended its stream before [DONE].")
-        else:
-            self._outcome.answered(200)
-            self._context.fleet.succeeded(worker)
+        self._outcome.answered(200)
+        self._context.fleet.succeeded(worker)
         await self._finish()
         return await self._client.end_stream()
 
+    async def _end_with_error(self, worker: Worker, error: bytes) -> web.StreamResponse:
+        """Relay an error event that is the client's to see."""
+        if self._client.response is None:
+            self._begin()
+            await self._client.begin_stream(self._outcome.header())
+        self._outcome.failed(200, f"Worker {worker.name} ended its stream with an error event.")
+        await self._finish()
+        return await self._client.end_stream(sse.event(error) + sse.DONE)
+
     @staticmethod
     def _refuse_failure(worker: Worker, events: EventFilter) -> None:
-        """A stream that starts with an error event is a failed leg, which may be retried."""
+        """A stream that ends with an error event is a failed leg, which may be retried or continued."""
         failure = failure_in_event(worker, events.error) if events.error else None
         if failure is not None:
             raise failure
@@ -119,3 +143,5 @@ async def _pieces(worker: Worker, response: aiohttp.ClientResponse, events: Even
             return
         if data := events.feed(chunk):
             yield data
+        if events.error:
+            return

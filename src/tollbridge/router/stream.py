@@ -6,6 +6,8 @@ needle is a JSON key with its quotes; inside generated text the closing quote is
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from tollbridge.errors import UpstreamError
@@ -55,11 +57,15 @@ class EventFilter:
     """Turns the upstream's byte stream into what the client may see, whole events at a time. No I/O.
 
     `report` and `usage()` are what was learnt on the way; `finished` says that [DONE] came, `error` is the worker's own
-    error event. With `hide_usage` the router asked for the usage chunk, not the client, who does not get it.
+    error event, which is held back. With `hide_usage` the router asked for the usage chunk, not the client, who does
+    not get it. `passed` sees every event but errors, and returns what the client gets instead.
     """
 
-    def __init__(self, max_event_bytes: int, *, hide_usage: bool = False) -> None:
+    def __init__(
+        self, max_event_bytes: int, *, hide_usage: bool = False, passed: Callable[[bytes], bytes] | None = None
+    ) -> None:
         self._max_event_bytes = max_event_bytes
+        self._passed = passed
         self._hide_usage = hide_usage
         self._rest = b""  # the start of an event whose end has not come
         self._usage_event = b""  # the last one: decoded once, at the end
@@ -79,8 +85,13 @@ class EventFilter:
             return b""
         if whole.rstrip().endswith(b"[DONE]"):
             self.finished = True
-        if _PARAMS in whole or _ERROR in whole or (_USAGE in whole and not _only_null_usage(whole)):
-            return b"".join(self._inspect(raw) for raw in _split(whole))
+        if (
+            self._passed is not None
+            or _PARAMS in whole
+            or _ERROR in whole
+            or (_USAGE in whole and not _only_null_usage(whole))
+        ):
+            return b"".join(self._pass(self._inspect(raw)) for raw in _split(whole))
         return whole
 
     def usage(self) -> Usage | None:
@@ -88,20 +99,24 @@ class EventFilter:
         if not self._usage_event:
             return None
         try:
-            return msgspec.json.decode(_data(self._usage_event), type=_Carrier).usage
+            return msgspec.json.decode(sse.data(self._usage_event), type=_Carrier).usage
         except msgspec.DecodeError:
             return None
+
+    def _pass(self, raw: bytes) -> bytes:
+        return self._passed(raw) if raw and self._passed is not None else raw
 
     def _inspect(self, raw: bytes) -> bytes:
         if _USAGE in raw:
             self._usage_event = raw
         if _ERROR in raw:
-            self.error = _data(raw)
-        if self._hide_usage and raw is self._usage_event and _is_usage_chunk(_data(raw)):
+            self.error = sse.data(raw)
+            return b""
+        if self._hide_usage and raw is self._usage_event and _is_usage_chunk(sse.data(raw)):
             return b""
         if _PARAMS not in raw:
             return raw
-        stripped, report = take_report(_data(raw))
+        stripped, report = take_report(sse.data(raw))
         self.report = report or self.report
         return b"" if _is_bare(stripped) else sse.event(stripped)
 
@@ -153,10 +168,6 @@ def _split(whole: bytes) -> list[bytes]:
         events.append(whole[:end])
         whole = whole[end:]
     return events
-
-
-def _data(raw: bytes) -> bytes:
-    return b"\n".join(line[5:].removeprefix(b" ") for line in raw.splitlines() if line.startswith(b"data:"))
 
 
 def _is_bare(data: bytes) -> bool:

@@ -35,6 +35,7 @@ class Happened(msgspec.Struct, kw_only=True, omit_defaults=True):
     total_s: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    continued_at: list[int] = []  # tokens generated before each continuation on another worker
     split_verified: bool | None = None  # split only: decode really loaded the KV that it lacked
     prefill_report: WorkerReport | None = None
     decode_report: WorkerReport | None = None

@@ -15,6 +15,11 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
+def data(raw: bytes) -> bytes:
+    """Return the data of one event."""
+    return b"\n".join(line[5:].removeprefix(b" ") for line in raw.splitlines() if line.startswith(b"data:"))
+
+
 class Parser:
     """Splits a byte stream into SSE data payloads. A single event is bounded by `max_event_bytes`."""
 
@@ -31,9 +36,9 @@ class Parser:
                 break
             raw = bytes(self._buffer[:end])
             del self._buffer[: end + skip]
-            data = b"\n".join(line[5:].removeprefix(b" ") for line in raw.splitlines() if line.startswith(b"data:"))
-            if data:
-                yield data
+            found = data(raw)
+            if found:
+                yield found
         if len(self._buffer) > self._max_event_bytes:
             raise ValueError(f"an event of more than {self._max_event_bytes} bytes")
 
