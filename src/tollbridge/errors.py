@@ -9,6 +9,7 @@
     │   └── AuthenticationError       401  authentication_error
     ├── UnavailableError              503  unavailable            nobody can serve it now (retryable)
     │   ├── OverloadedError           429  overloaded             a queue is full (retryable)
+    │   ├── DeadlineError             504  deadline_exceeded      the caller's own deadline has passed
     │   └── UpstreamError             502  upstream_error         a worker failed or vanished (retryable)
     ├── TransferError                 500  transfer_error         a KV transfer ended badly (retryable)
     │   ├── HandshakeError                                        the two sides must not exchange KV
@@ -84,12 +85,23 @@ class UnavailableError(TollbridgeError):
     error_type = "unavailable"
     retryable = True
 
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s  # when a later try may succeed
+
 
 class OverloadedError(UnavailableError):
     """A bounded queue is full."""
 
     status = 429
     error_type = "overloaded"
+
+
+class DeadlineError(UnavailableError):
+    """The deadline that the caller (or the configuration) set for the request has passed."""
+
+    status = 504
+    error_type = "deadline_exceeded"
 
 
 class UpstreamError(UnavailableError):

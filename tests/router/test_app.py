@@ -100,7 +100,7 @@ class TestIngress:
                 assert second.headers["x-request-id"].startswith("same-")
 
     async def test_429_beyond_the_bound(self) -> None:
-        async with rig(max_concurrent=1) as r:
+        async with rig(max_concurrent=1, max_queue=0) as r:
             r["d0"].behaviour["local"] = Behaviour("hang")
             slow = asyncio.create_task(r.post(WHOLE))
             await happens(r["d0"].arrived["local"])

@@ -80,6 +80,7 @@ async def test_worker_that_hangs_with_open_connections_is_given_up() -> None:
     limits = msgspec.structs.replace(QUICK, check_timeout_s=0.1, timeouts_until_lost=3)
     async with rig(limits=limits) as r:
         for name in ("p0", "d0"):
+            r[name].names_ids = False  # so the stream cannot go on elsewhere
             r[name].behaviour["local"] = Behaviour("stall", after=1)
         ask = asyncio.create_task(r.post(STREAM))
         serving = {asyncio.create_task(r[name].arrived["local"].wait()): name for name in ("p0", "d0")}

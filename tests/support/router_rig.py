@@ -17,7 +17,7 @@ from tollbridge.config.cluster import ClusterConfig, RouterConfig
 from tollbridge.router.limits import Limits
 from tollbridge.router.main import listening
 
-QUICK = Limits(poll_interval_s=0.05, check_timeout_s=0.5, connect_timeout_s=1.0, drain_s=2.0)
+QUICK = Limits(poll_interval_s=0.05, check_timeout_s=2.0, connect_timeout_s=1.0, drain_s=2.0)
 PATIENCE_S = 5.0  # how long a test waits for something that must happen
 
 

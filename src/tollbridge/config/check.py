@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from tollbridge.config.address import parse_address
-from tollbridge.config.cluster import ClusterConfig, WorkerConfig
+from tollbridge.config.cluster import DEFAULT_TENANT, ClusterConfig, WorkerConfig
 from tollbridge.config.schema import Problem
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a DNS label: it becomes a host name and a metric label
@@ -25,6 +25,7 @@ def _problems(cluster: ClusterConfig) -> Iterator[Problem]:
         yield Problem(path="model", clause='is empty: name a model, such as "smollm2"')
     if not cluster.router.host:
         yield Problem(path="router.host", clause='is empty: name an address, such as "127.0.0.1"')
+    yield from _tenant_problems(cluster)
     if cluster.secret.env is None and cluster.secret.file is None:
         yield Problem(path="secret", clause="names neither env nor file: set one of them")
     if cluster.discovery != "static":
@@ -34,6 +35,20 @@ def _problems(cluster: ClusterConfig) -> Iterator[Problem]:
         yield from _worker_problems(worker, f"workers[{index}]")
     yield from _address_clashes(cluster)
     yield from _link_problems(cluster)
+
+
+def _tenant_problems(cluster: ClusterConfig) -> Iterator[Problem]:
+    names: set[str] = {DEFAULT_TENANT}
+    keys = set(cluster.router.api_keys or ())
+    for index, tenant in enumerate(cluster.router.tenants):
+        path = f"router.tenants[{index}]"
+        if not _NAME.fullmatch(tenant.name) or tenant.name in names:
+            clause = f'is "{tenant.name}", but must be lower-case letters, digits and hyphens, and differ from others'
+            yield Problem(path=f"{path}.name", clause=clause)
+        if not tenant.keys or not all(tenant.keys) or keys & set(tenant.keys):
+            yield Problem(path=f"{path}.keys", clause="must be at least one key, none of them empty or another's")
+        names.add(tenant.name)
+        keys |= set(tenant.keys)
 
 
 def _worker_list_problems(cluster: ClusterConfig) -> Iterator[Problem]:

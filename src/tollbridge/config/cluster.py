@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+DEFAULT_TENANT = "default"  # whose keys stand in `router.api_keys`, or everybody where there are no keys
 Port = Annotated[int, Meta(ge=0, le=65535)]  # 0: choose one
 Count = Annotated[int, Meta(ge=1)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
@@ -17,6 +18,14 @@ class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A part of the cluster file."""
 
 
+class TenantConfig(_Section, frozen=True, kw_only=True):
+    """Who shares the router. Logs and metrics know a tenant by name, never by key."""
+
+    name: str
+    keys: list[str]
+    weight: Positive = 1.0  # of its share when not all can be served at once
+
+
 class RouterConfig(_Section, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: Port = 8000
@@ -25,9 +34,13 @@ class RouterConfig(_Section, frozen=True, kw_only=True):
     on_no_prefill: Literal["local", "fail"] = "local"
     allow_override: Literal["never", "loopback", "always"] = "loopback"  # who may force a path by header
     api_keys: list[str] | None = None
+    tenants: list[TenantConfig] = []
     tls: dict[str, str] | None = None
     max_body_mib: Count = 4
-    max_concurrent: Count = 1024  # requests in flight; beyond: 429 with Retry-After
+    max_concurrent: Count = 1024  # requests in flight; beyond, they wait
+    max_queue: Annotated[int, Meta(ge=0)] = 1024  # requests that wait; beyond: 429 with Retry-After
+    queue_timeout_s: Positive = 30.0  # then 503 with Retry-After
+    request_timeout_s: Positive | None = None  # of a whole request; `x-request-timeout` may shorten it
     first_byte_timeout_s: Positive = 600.0  # deadline for a worker's first response byte
     idle_timeout_s: Positive = 120.0  # deadline between two chunks of a stream
 

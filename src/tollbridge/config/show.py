@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tollbridge.config.load import Loaded
 from tollbridge.config.schema import join
 
 _COMMENT_COLUMN = 44
-_HIDDEN = {"router.api_keys"}
+_HIDDEN = {"router.api_keys", "router.tenants.keys"}
 
 
 def render(loaded: Loaded) -> str:
@@ -42,8 +43,12 @@ def _mapping(section: dict[str, object], path: str, indent: int, loaded: Loaded)
             for index, item in enumerate(value):
                 yield from _item(item, f"{where}[{index}]", indent + 2, loaded)
         else:
-            shown = "null  # (hidden)" if where in _HIDDEN and value else json.dumps(value)
+            shown = "null  # (hidden)" if _hidden(where) and value else json.dumps(value)
             yield f"{start} {shown}".ljust(_COMMENT_COLUMN) + f"  # {loaded.source(where)}"
+
+
+def _hidden(where: str) -> bool:
+    return re.sub(r"\[\d+\]", "", where) in _HIDDEN
 
 
 def _item(item: dict[str, object], path: str, indent: int, loaded: Loaded) -> Iterator[str]:

@@ -24,7 +24,7 @@ def error_document(error: TollbridgeError) -> bytes:
 
 def error_answer(error: TollbridgeError) -> web.Response:
     """Return the whole answer; retryable ones carry Retry-After."""
-    headers = {"Retry-After": "1"} if isinstance(error, UnavailableError) else None
+    headers = {"Retry-After": f"{error.retry_after_s:.0f}"} if isinstance(error, UnavailableError) else None
     return web.Response(status=error.status, body=error_document(error), content_type=JSON, headers=headers)
 
 

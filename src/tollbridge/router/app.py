@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 from aiohttp import web
@@ -16,7 +16,9 @@ from tollbridge.cost.model import CostModel
 from tollbridge.errors import TollbridgeError
 from tollbridge.policy import registry
 from tollbridge.router import forward, ingress, views
+from tollbridge.router.admission import Admission
 from tollbridge.router.answers import Handler, errors_as_json
+from tollbridge.router.bodies import Bodies
 from tollbridge.router.budget import RetryBudget
 from tollbridge.router.client import Client
 from tollbridge.router.context import Context
@@ -28,11 +30,14 @@ from tollbridge.router.health import Monitor
 from tollbridge.router.learn import Learner
 from tollbridge.router.limits import Limits
 from tollbridge.router.metrics import RouterMetrics
+from tollbridge.router.outcome import Arrival
 from tollbridge.router.release import Releaser
+from tollbridge.router.tenants import Tenants
 from tollbridge.router.upstream import Upstream
 
 CONTEXT = web.AppKey("context", Context)
 REQUEST_ID = web.RequestKey("request_id", str)
+TENANT = web.RequestKey("tenant", str)
 OPEN_PATHS = ("/health", "/metrics")  # probes and scrapers carry no API key
 
 
@@ -40,10 +45,18 @@ def make_context(
     cluster: ClusterConfig, secret: bytes, *, limits: Limits | None = None, clock: Clock | None = None
 ) -> Context:
     """Assemble what the requests share; ConfigError when the cluster file does not fit together."""
-    registry.find(cluster.router.policy)
+    router = cluster.router
+    registry.find(router.policy)
     limits, clock = limits or Limits(), clock or SystemClock()
-    upstream, metrics = Upstream(limits), RouterMetrics()
-    fleet = Fleet(cluster.workers, clock=clock, suspect_s=limits.suspect_s)
+    upstream, metrics, tenants = Upstream(limits), RouterMetrics(), Tenants(router)
+    fleet = Fleet(cluster.workers, clock=clock)
+    admission = Admission(
+        tenants.weights,
+        clock=clock,
+        max_in_flight=router.max_concurrent,
+        max_waiting=router.max_queue,
+        max_waiting_bytes=limits.max_waiting_bytes,
+    )
     return Context(
         config=cluster,
         secret=secret,
@@ -63,6 +76,9 @@ def make_context(
             metrics=metrics,
         ),
         budget=RetryBudget(fraction=limits.retry_fraction, burst=limits.retry_burst),
+        tenants=tenants,
+        admission=admission,
+        bodies=Bodies(limits),
     )
 
 
@@ -104,22 +120,27 @@ def make_app(context: Context) -> web.Application:
 async def generate(request: web.Request) -> web.StreamResponse:
     """① to ⑥ for completions and chat completions."""
     context = request.app[CONTEXT]
-    with context.admit(request[REQUEST_ID]) as request_id:
+    arrived_s = context.clock.monotonic()
+    with context.name(request[REQUEST_ID]) as request_id:
         request[REQUEST_ID] = request_id
-        try:
-            call = await ingress.read(request, context.config.router, request_id, context.limits.body_timeout_s)
-            decision = decide_call(context, call)
-        except (TollbridgeError, web.HTTPException) as error:
-            context.metrics.refused.labels(str(error.status)).inc()
-            raise
-        return await Flow(context, call, Client(request), decision).run()
+        async with AsyncExitStack() as stack:
+            try:
+                call = await ingress.read(request, context.config.router, request_id, context.bodies)
+                queue_s = await stack.enter_async_context(context.place(call, request[TENANT]))
+                decision = decide_call(context, call)
+            except (TollbridgeError, web.HTTPException) as error:
+                context.metrics.refused.labels(str(error.status)).inc()
+                raise
+            arrival = Arrival(at_s=arrived_s, queue_s=queue_s, tenant=request[TENANT])
+            return await Flow(context, call, Client(request), decision, arrival).run()
 
 
 async def pass_on(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
-    with context.admit(request[REQUEST_ID]) as request_id:
-        call = await ingress.read(request, context.config.router, request_id, context.limits.body_timeout_s)
-        return await forward.forward(context, call)
+    with context.name(request[REQUEST_ID]) as request_id:
+        call = await ingress.read(request, context.config.router, request_id, context.bodies)
+        async with context.place(call, request[TENANT]):
+            return await forward.forward(context, call)
 
 
 @web.middleware
@@ -132,7 +153,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
 @web.middleware
 async def check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
     if request.path not in OPEN_PATHS:
-        ingress.authenticate(request, request.app[CONTEXT].config.router.api_keys)
+        request[TENANT] = request.app[CONTEXT].tenants.tenant_of(request)
     return await handler(request)
 
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 from tollbridge.clock import Clock
 from tollbridge.config.cluster import ClusterConfig
-from tollbridge.errors import OverloadedError
+from tollbridge.router.admission import Admission
+from tollbridge.router.bodies import Bodies
 from tollbridge.router.budget import RetryBudget
 from tollbridge.router.decisions import Decisions
 from tollbridge.router.fleet import Fleet
+from tollbridge.router.ingress import Call
 from tollbridge.router.learn import Learner
 from tollbridge.router.limits import Limits
 from tollbridge.router.metrics import RouterMetrics
 from tollbridge.router.release import Releaser
+from tollbridge.router.tenants import Tenants
 from tollbridge.router.upstream import Upstream
 
 
@@ -33,23 +37,44 @@ class Context:
     metrics: RouterMetrics
     learner: Learner
     budget: RetryBudget
-    active: set[str] = field(default_factory=set)  # ids of the requests in flight
+    tenants: Tenants
+    admission: Admission
+    bodies: Bodies
+    active: set[str] = field(default_factory=set)  # ids of the requests inside, waiting ones included
 
     @contextmanager
-    def admit(self, request_id: str) -> Iterator[str]:
-        """Count one request in flight and yield its id; OverloadedError when `max_concurrent` are in flight already.
+    def name(self, request_id: str) -> Iterator[str]:
+        """Yield the id under which the request runs.
 
-        Two requests in flight never share an id (workers key their requests by it): the later one gets a suffix.
+        Two requests inside never share an id (workers key their requests by it): the later one gets a suffix.
         """
-        bound = self.config.router.max_concurrent
-        if len(self.active) >= bound:
-            raise OverloadedError(f"The router has {bound} requests in flight, its bound: try again in a moment.")
         while request_id in self.active:
             request_id = f"{request_id[:119]}-{secrets.token_hex(4)}"
         self.active.add(request_id)
-        self.metrics.in_flight.set(len(self.active))
         try:
             yield request_id
         finally:
             self.active.discard(request_id)
-            self.metrics.in_flight.set(len(self.active))
+
+    @asynccontextmanager
+    async def place(self, call: Call, tenant: str) -> AsyncIterator[float]:
+        """Hold one of the places for requests in flight; yield the seconds waited for it. See `Admission.place`."""
+        patience_s = min(call.timeout_s or math.inf, self.config.router.queue_timeout_s)
+        async with self.admission.place(
+            tenant,
+            work=1.0 + call.body_bytes,
+            num_bytes=call.body_bytes,
+            priority=call.priority,
+            patience_s=patience_s,
+        ) as waited_s:
+            self.metrics.queue.labels(tenant).observe(waited_s)
+            self._show()
+            try:
+                yield waited_s
+            finally:
+                self._show()
+
+    def _show(self) -> None:
+        now = self.admission.statistics()
+        self.metrics.in_flight.set(now.in_flight)
+        self.metrics.waiting.set(now.waiting)

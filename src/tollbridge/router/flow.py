@@ -31,7 +31,7 @@ from typing import NoReturn
 import msgspec
 from aiohttp import web
 
-from tollbridge.errors import TollbridgeError, UnavailableError, UpstreamError
+from tollbridge.errors import DeadlineError, TollbridgeError, UnavailableError, UpstreamError
 from tollbridge.policy.decide import after_break, after_decode_failure, after_prefill_failure
 from tollbridge.router import legs, splits
 from tollbridge.router.answers import error_answer, error_document
@@ -40,7 +40,7 @@ from tollbridge.router.context import Context
 from tollbridge.router.continuing import PATH, CannotContinueError, Continuation, Continuing
 from tollbridge.router.fleet import Leg, Worker
 from tollbridge.router.ingress import Call
-from tollbridge.router.outcome import Outcome
+from tollbridge.router.outcome import Arrival, Outcome
 from tollbridge.router.relay import Relay
 from tollbridge.router.resume import OBSTACLES
 from tollbridge.router.splice import DivergedError
@@ -69,15 +69,17 @@ class PrefillFailedError(Exception):
 class Flow:
     """Drives one request. Use once: `await flow.run()`."""
 
-    def __init__(self, context: Context, call: Call, client: Client, decision: Decision) -> None:
+    def __init__(self, context: Context, call: Call, client: Client, decision: Decision, arrival: Arrival) -> None:
         self._context = context
         self._config = context.config.router
         self._fleet = context.fleet
         self._continuing = Continuing(context, call)
         self._call = self._continuing.call
         self._client = client
-        self._outcome = Outcome(context, call, decision)
+        self._outcome = Outcome(context, call, decision, arrival)
         context.budget.deposit()
+        passed_s = context.clock.monotonic() - arrival.at_s
+        self._left_s = None if call.timeout_s is None else max(call.timeout_s - passed_s, 0.0)
         self._relay = Relay(context, client, self._outcome, begin=self._begin, finish=self._finish)
         self._headers = legs.headers_for(call)
         self._tried: frozenset[str] = frozenset()  # decode workers that failed
@@ -93,7 +95,12 @@ class Flow:
     async def run(self) -> web.StreamResponse:
         """Return the answer. It has been sent already unless it is an error from before the first byte."""
         try:
-            return await self._attempts()
+            async with asyncio.timeout(self._left_s):
+                return await self._attempts()
+        except TimeoutError:
+            return await self._give_up(
+                DeadlineError(f"The request did not end within {self._call.timeout_s:g} s, its deadline.")
+            )
         except TollbridgeError as error:
             return await self._give_up(error)
         except ClientGoneError as error:

@@ -6,8 +6,6 @@ receives is what the client wrote, and a long list of token ids is never turned 
 
 from __future__ import annotations
 
-import asyncio
-import hmac
 import ipaddress
 import re
 import secrets
@@ -18,10 +16,15 @@ import msgspec
 from aiohttp import web
 
 from tollbridge.config.cluster import RouterConfig
-from tollbridge.errors import AuthenticationError, RequestError
+from tollbridge.errors import RequestError
 from tollbridge.policy import registry
+from tollbridge.router.bodies import Bodies
 
 OVERRIDE_HEADER = "x-tollbridge-policy"
+PRIORITY_HEADER = "x-tollbridge-priority"  # lower is served earlier, among the requests of one tenant
+TIMEOUT_HEADER = "x-request-timeout"  # seconds
+MAX_PRIORITY = 100
+MAX_TIMEOUT_S = 86_400.0
 FORWARDED = ("traceparent", "tracestate")  # the only client headers that a worker sees
 PROMPT_FIELD = {"/v1/completions": "prompt", "/v1/chat/completions": "messages"}
 
@@ -44,6 +47,8 @@ class Call:
     stream: bool
     override: str | None
     trace: dict[str, str]
+    priority: int = 0
+    timeout_s: float | None = None
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -53,13 +58,14 @@ class _Head(msgspec.Struct, frozen=True):
     stream: bool | None = None
 
 
-async def read(request: web.Request, config: RouterConfig, request_id: str, timeout_s: float) -> Call:
-    """Return the accepted call; RequestError (400), web.HTTPRequestTimeout (408) or -EntityTooLarge (413) otherwise."""
+async def read(request: web.Request, config: RouterConfig, request_id: str, bodies: Bodies) -> Call:
+    """Return the accepted call; RequestError (400) or what `Bodies.read` raises otherwise."""
     override = override_of(request, config)
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding != "identity":
         raise RequestError(f"Content-Encoding {encoding[:40]!r} is not supported: send plain JSON.")
-    raw = await _read_body(request, timeout_s)
+    priority, timeout_s = _priority(request), _timeout_s(request, config)
+    raw = await bodies.read(request)
     body = parse_body(raw)
     head = _head(raw)
     prompt = PROMPT_FIELD.get(request.path)
@@ -74,20 +80,35 @@ async def read(request: web.Request, config: RouterConfig, request_id: str, time
         stream=bool(head.stream),
         override=override,
         trace=_trace(request),
+        priority=priority,
+        timeout_s=timeout_s,
     )
+
+
+def _priority(request: web.Request) -> int:
+    given = request.headers.get(PRIORITY_HEADER, "0")
+    if not re.fullmatch(r"-?[0-9]{1,3}", given) or abs(int(given)) > MAX_PRIORITY:
+        raise RequestError(
+            f"{PRIORITY_HEADER} must be a whole number from -{MAX_PRIORITY} to {MAX_PRIORITY}.", param=PRIORITY_HEADER
+        )
+    return int(given)
+
+
+def _timeout_s(request: web.Request, config: RouterConfig) -> float | None:
+    """Return the shorter of the client's and the configured deadline."""
+    given = request.headers.get(TIMEOUT_HEADER)
+    if given is None:
+        return config.request_timeout_s
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", given) or not 0 < float(given) <= MAX_TIMEOUT_S:
+        raise RequestError(
+            f"{TIMEOUT_HEADER} must be a number of seconds above 0, at most {MAX_TIMEOUT_S:g}.", param=TIMEOUT_HEADER
+        )
+    return min(float(given), config.request_timeout_s or MAX_TIMEOUT_S)
 
 
 def _trace(request: web.Request) -> dict[str, str]:
     given = {name: request.headers.get(name, "") for name in FORWARDED}
     return {name: value for name, value in given.items() if _TRACE.fullmatch(value)}
-
-
-async def _read_body(request: web.Request, timeout_s: float) -> bytes:
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await request.read()
-    except TimeoutError:
-        raise web.HTTPRequestTimeout(reason=f"The request body did not arrive within {timeout_s:g} s.") from None
 
 
 def parse_body(raw: bytes) -> Body:
@@ -127,16 +148,6 @@ def override_of(request: web.Request, config: RouterConfig) -> str | None:
         known = ", ".join(registry.POLICIES)
         raise RequestError(f"{OVERRIDE_HEADER} {name[:40]!r} is unknown: choose one of {known}.", param=OVERRIDE_HEADER)
     return name
-
-
-def authenticate(request: web.Request, keys: list[str] | None) -> None:
-    """Raise AuthenticationError unless the request carries one of `keys` (None: everyone may come in)."""
-    if keys is None:
-        return
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    fits = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]  # no early exit: constant time
-    if scheme.lower() != "bearer" or not any(fits):
-        raise AuthenticationError("The API key is missing or wrong: send Authorization: Bearer KEY.")
 
 
 _WHO = {"never": "nobody", "loopback": "loopback peers only", "always": "everybody"}

@@ -9,7 +9,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     connect_timeout_s: float = 5.0
     poll_interval_s: float = 1.0  # between two health checks of a worker
     return_interval_s: float = 0.25  # the same while it is not ready: its return must be noticed
-    body_timeout_s: float = 60.0  # deadline for the client to send its whole request body
+    head_timeout_s: float = 10.0  # deadline for the client to send the head of a request
+    body_timeout_s: float = 60.0  # the same for its whole body
+    body_idle_s: float = 10.0  # how long a body may stand still
+    linger_s: float = 2.0  # how long a refused body is read and thrown away, so that the client sees the answer
+    max_connections: int = 8192  # of clients
+    max_bodies_bytes: int = 512 << 20  # request bodies being received, all together
+    max_waiting_bytes: int = 256 << 20  # request bodies of those that wait for a place
     check_timeout_s: float = 2.0  # deadline of one health check
     timeouts_until_down: int = 3  # a busy worker may miss a check; a refused connection counts at once
     timeouts_until_lost: int = 10  # then the requests that wait for it are retried elsewhere or end in an error

@@ -16,9 +16,10 @@ import msgspec
 import uvloop
 from aiohttp import web
 
-from tollbridge.config.cluster import ClusterConfig
+from tollbridge.config.cluster import ClusterConfig, RouterConfig
 from tollbridge.errors import ConfigError, StartupError, TollbridgeError
 from tollbridge.router.app import make_app, make_context
+from tollbridge.router.guard import Connections
 from tollbridge.router.limits import Limits
 from tollbridge.wire.ready import Ready
 
@@ -64,26 +65,40 @@ async def listening(cluster: ClusterConfig, secret: bytes, *, limits: Limits | N
     limits, router = limits or Limits(), cluster.router
     runner = web.AppRunner(
         make_app(make_context(cluster, secret, limits=limits)),
-        access_log=None,
         handler_cancellation=True,  # otherwise a client that leaves never reaches the handler
-        auto_decompress=False,
         shutdown_timeout=limits.drain_s,
     )
     tls = _tls(router.tls)
     await runner.setup()
+    assert runner.server is not None
+    connections = Connections(
+        runner.server,
+        limits,
+        access_log=None,
+        auto_decompress=False,
+        lingering_time=limits.linger_s,
+    )
     try:
-        await _bind(web.TCPSite(runner, router.host, router.port, backlog=BACKLOG, ssl_context=tls))
-        host = f"[{router.host}]" if ":" in router.host else router.host
-        yield f"{'https' if tls else 'http'}://{host}:{runner.addresses[0][1]}"
+        async with _bound(connections, router, tls) as port:
+            host = f"[{router.host}]" if ":" in router.host else router.host
+            yield f"{'https' if tls else 'http'}://{host}:{port}"
     finally:
         await runner.cleanup()
 
 
-async def _bind(site: web.TCPSite) -> None:
+@asynccontextmanager
+async def _bound(connections: Connections, router: RouterConfig, tls: ssl.SSLContext | None) -> AsyncIterator[int]:
+    """Accept connections and yield the port; on leaving accept no more."""
+    loop = asyncio.get_running_loop()
     try:
-        await site.start()
+        server = await loop.create_server(connections, router.host, router.port, backlog=BACKLOG, ssl=tls)
     except OSError as error:
-        raise StartupError(f"The router cannot listen on {site.name}: {error.strerror or error}.") from error
+        where = f"http{'s' if tls else ''}://{router.host}:{router.port}"
+        raise StartupError(f"The router cannot listen on {where}: {error.strerror or error}.") from error
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
 
 
 def _tls(files: dict[str, str] | None) -> ssl.SSLContext | None:

@@ -69,6 +69,14 @@ class RouterMetrics:
             "time_to_first_token_seconds", "Arrival to the first relayed event or whole answer."
         )
         self.duration = self._histogram("request_duration_seconds", "Arrival to the end.")
+        self.queue = Histogram(
+            "tollbridge_router_queue_seconds",
+            "Wait for a place among the requests in flight.",
+            ("tenant",),
+            buckets=_LATENCY_BUCKETS,
+            registry=self.registry,
+        )
+        self.waiting = self._gauge("waiting_requests", "Requests that wait for a place.")
         self.in_flight = self._gauge("in_flight_requests", "Requests being served now.")
         self.worker_ready = self._gauge("worker_ready", "1 when the worker passed its last health check.", "worker")
 

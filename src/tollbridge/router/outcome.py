@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import dataclass
 
+from tollbridge.config.cluster import DEFAULT_TENANT
 from tollbridge.obs.logs import request_line
 from tollbridge.router.context import Context
 from tollbridge.router.ingress import Call
@@ -16,14 +18,23 @@ from tollbridge.wire.params import WorkerReport
 log = logging.getLogger("tollbridge.router")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Arrival:
+    """What came before the decision."""
+
+    at_s: float  # monotonic
+    queue_s: float = 0.0  # waited for a place
+    tenant: str = DEFAULT_TENANT
+
+
 class Outcome:
     """The record of one request. Its flow writes into it; `end` closes it, once."""
 
-    def __init__(self, context: Context, call: Call, decision: Decision) -> None:
+    def __init__(self, context: Context, call: Call, decision: Decision, arrival: Arrival) -> None:
         self._metrics = context.metrics
         self._clock = context.clock
-        self._started_s = context.clock.monotonic()
-        self._happened = Happened()
+        self._started_s = arrival.at_s
+        self._happened = Happened(tenant=arrival.tenant, queue_s=arrival.queue_s)
         self._record = DecisionRecord(at=context.clock.wall(), decision=decision, happened=self._happened)
         self._notes: list[str] = []
         self._verdict: Verdict | None = None
@@ -56,6 +67,8 @@ class Outcome:
             "reason": decision.reason,
             "predicted": decision.terms,
         }
+        if self._happened.queue_s:
+            fields["queue_s"] = round(self._happened.queue_s, 4)
         if self._verdict is not None:
             fields["verified"] = self._verdict.verified
         return json.dumps(fields, separators=(",", ":"))
@@ -196,6 +209,8 @@ class Outcome:
             decode=decision.decode,
             policy=decision.policy,
             reason=decision.reason,
+            tenant=happened.tenant,
+            queue_s=happened.queue_s,
             status=happened.status,
             http_status=happened.http_status,
             stream=self._stream,

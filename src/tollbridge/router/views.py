@@ -45,9 +45,11 @@ def fleet(context: Context) -> web.Response:
         {
             "policy": router.policy,
             "on_no_prefill": router.on_no_prefill,
-            "in_flight": len(context.active),
+            "in_flight": context.admission.statistics().in_flight,
             "max_concurrent": router.max_concurrent,
             "cost": context.learner.cost.statistics(context.clock.monotonic()),
+            "waiting": context.admission.statistics().waiting,
+            "max_queue": router.max_queue,
             "workers": [_worker(context, worker) for worker in context.fleet],
         }
     )

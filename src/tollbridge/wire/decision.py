@@ -31,6 +31,8 @@ class Happened(msgspec.Struct, kw_only=True, omit_defaults=True):
     status: Literal["running", "ok", "error", "cancelled"] = "running"
     http_status: int = 0
     error: str = ""
+    tenant: str = ""
+    queue_s: float = 0.0  # waited for a place in the router
     ttft_s: float | None = None
     total_s: float | None = None
     prompt_tokens: int = 0

@@ -1,0 +1,55 @@
+"""① Reads request bodies within bounds of size, time and progress, and of all that are on their way together.
+
+Only bytes that have arrived count: a client that announces much and sends nothing takes nothing from the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiohttp import web
+
+from tollbridge.errors import OverloadedError
+from tollbridge.router.limits import Limits
+
+
+class Bodies:
+    """All bodies being received."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self.num_bytes = 0
+
+    async def read(self, request: web.Request) -> bytes:
+        """Return the whole body.
+
+        Raises web.HTTPRequestEntityTooLarge (413), web.HTTPRequestTimeout (408) for one that is slow or stands still,
+        OverloadedError (429) when all together are too large.
+        """
+        most = request.client_max_size
+        if (request.content_length or 0) > most:
+            raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=request.content_length or 0)
+        pieces: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(self._limits.body_timeout_s) as whole:
+                while piece := await self._piece(request):
+                    size += len(piece)
+                    self.num_bytes += len(piece)
+                    if size > most:
+                        raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=size)
+                    if self.num_bytes > self._limits.max_bodies_bytes:
+                        raise OverloadedError("The router is receiving too many request bodies: try again later.")
+                    pieces.append(piece)
+        except TimeoutError:
+            limit_s = self._limits.body_timeout_s if whole.expired() else self._limits.body_idle_s
+            raise web.HTTPRequestTimeout(
+                reason=f"The request body did not arrive: more than {limit_s:g} s were taken."
+            ) from None
+        finally:
+            self.num_bytes -= size
+        return b"".join(pieces)
+
+    async def _piece(self, request: web.Request) -> bytes:
+        async with asyncio.timeout(self._limits.body_idle_s):
+            return await request.content.readany()
