@@ -156,7 +156,7 @@ class StubWorker:
         return web.json_response({"tokens": [1, 2, 3], "count": 3})
 
     async def _detokenize(self, request: web.Request) -> web.Response:
-        ids = (await request.json())["tokens"]
+        ids = (await request.json()).get("tokens", [])
         return web.json_response({"prompt": "".join(self.tokens[i - FIRST_ID] for i in ids if i >= FIRST_ID)})
 
     async def _release(self, request: web.Request) -> web.Response:

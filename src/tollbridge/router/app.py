@@ -14,10 +14,11 @@ from tollbridge.config.calibration import read_calibration
 from tollbridge.config.cluster import ClusterConfig
 from tollbridge.cost.model import CostModel
 from tollbridge.errors import TollbridgeError
+from tollbridge.obs.tracing import NoTracer, Tracer
 from tollbridge.policy import registry
-from tollbridge.router import forward, ingress, views
+from tollbridge.router import forward, ingress, openapi, views
 from tollbridge.router.admission import Admission
-from tollbridge.router.answers import Handler, errors_as_json
+from tollbridge.router.answers import Handler, errors_as_json, json_answer
 from tollbridge.router.bodies import Bodies
 from tollbridge.router.budget import RetryBudget
 from tollbridge.router.client import Client
@@ -42,7 +43,12 @@ OPEN_PATHS = ("/health", "/metrics")  # probes and scrapers carry no API key
 
 
 def make_context(
-    cluster: ClusterConfig, secret: bytes, *, limits: Limits | None = None, clock: Clock | None = None
+    cluster: ClusterConfig,
+    secret: bytes,
+    *,
+    limits: Limits | None = None,
+    clock: Clock | None = None,
+    tracer: Tracer | None = None,
 ) -> Context:
     """Assemble what the requests share; ConfigError when the cluster file does not fit together."""
     router = cluster.router
@@ -75,6 +81,7 @@ def make_context(
             clock=clock,
             metrics=metrics,
         ),
+        tracer=tracer or NoTracer(),
         budget=RetryBudget(fraction=limits.retry_fraction, burst=limits.retry_burst),
         tenants=tenants,
         admission=admission,
@@ -110,6 +117,7 @@ def make_app(context: Context) -> web.Application:
         "/metrics": lambda context, _: views.metrics(context),
         "/fleet": lambda context, _: views.fleet(context),
         "/decisions": lambda context, request: views.decisions(context, request.query.get("limit", "50")),
+        "/openapi.json": lambda *_: json_answer(openapi.document()),
         "/decisions/{id:.+}": lambda context, request: views.decision(context, request.match_info["id"]),
     }
     for path, view in show.items():
@@ -124,14 +132,19 @@ async def generate(request: web.Request) -> web.StreamResponse:
     with context.name(request[REQUEST_ID]) as request_id:
         request[REQUEST_ID] = request_id
         async with AsyncExitStack() as stack:
+            trace = context.tracer.begin(ingress.trace_of(request))
             try:
-                call = await ingress.read(request, context.config.router, request_id, context.bodies)
-                queue_s = await stack.enter_async_context(context.place(call, request[TENANT]))
-                decision = decide_call(context, call)
-            except (TollbridgeError, web.HTTPException) as error:
-                context.metrics.refused.labels(str(error.status)).inc()
+                with trace.span("admission", id=request_id, tenant=request[TENANT]):
+                    call = await ingress.read(request, context.config.router, request_id, context.bodies)
+                    queue_s = await stack.enter_async_context(context.place(call, request[TENANT]))
+                with trace.span("decide", policy=call.override or context.config.router.policy):
+                    decision = decide_call(context, call)
+            except BaseException as error:
+                if isinstance(error, TollbridgeError | web.HTTPException):
+                    context.metrics.refused.labels(str(error.status)).inc()
+                trace.end(error=str(error) or type(error).__name__)
                 raise
-            arrival = Arrival(at_s=arrived_s, queue_s=queue_s, tenant=request[TENANT])
+            arrival = Arrival(at_s=arrived_s, queue_s=queue_s, tenant=request[TENANT], trace=trace)
             return await Flow(context, call, Client(request), decision, arrival).run()
 
 
@@ -181,3 +194,4 @@ async def _lifespan(app: web.Application) -> AsyncIterator[None]:
         with suppress(asyncio.CancelledError):
             await watch
         await context.releaser.close()
+    await asyncio.to_thread(context.tracer.close)

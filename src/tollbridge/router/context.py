@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from tollbridge.clock import Clock
 from tollbridge.config.cluster import ClusterConfig
+from tollbridge.obs.tracing import Tracer
 from tollbridge.router.admission import Admission
 from tollbridge.router.bodies import Bodies
 from tollbridge.router.budget import RetryBudget
@@ -36,6 +37,7 @@ class Context:
     decisions: Decisions
     metrics: RouterMetrics
     learner: Learner
+    tracer: Tracer
     budget: RetryBudget
     tenants: Tenants
     admission: Admission

@@ -80,6 +80,7 @@ class Flow:
         context.budget.deposit()
         passed_s = context.clock.monotonic() - arrival.at_s
         self._left_s = None if call.timeout_s is None else max(call.timeout_s - passed_s, 0.0)
+        self._trace = arrival.trace
         self._relay = Relay(context, client, self._outcome, begin=self._begin, finish=self._finish)
         self._headers = legs.headers_for(call)
         self._tried: frozenset[str] = frozenset()  # decode workers that failed
@@ -252,9 +253,11 @@ class Flow:
     async def _whole(self, worker: Worker, leg: Leg, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
         """Return status and body of a leg that is not streamed; UnavailableError for the worker's own failures."""
         upstream = self._context.upstream
-        with self._fleet.serving(worker, leg):
+        with self._trace.span(leg, worker=worker.name) as span, self._fleet.serving(worker, leg):
+            headers = {**headers, **span.headers}
             async with upstream.request(worker, "POST", self._call.path, body=body, headers=headers) as response:
                 answer = await upstream.read(worker, response)
+            span.set(http_status=response.status, num_bytes=len(answer))
         failure = failure_of(worker, response.status, answer)
         if failure is not None:
             raise failure
@@ -275,7 +278,8 @@ class Flow:
         upstream = self._context.upstream
         try:
             async with deadline(worker, self._config.first_byte_timeout_s) as limit:
-                with self._fleet.serving(worker, "decode"):
+                with self._trace.span("decode", worker=worker.name) as span, self._fleet.serving(worker, "decode"):
+                    headers = {**headers, **span.headers}
                     async with upstream.request(
                         worker, "POST", path or self._call.path, body=body, headers=headers
                     ) as response:

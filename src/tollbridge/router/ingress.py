@@ -79,7 +79,7 @@ async def read(request: web.Request, config: RouterConfig, request_id: str, bodi
         model=head.model,
         stream=bool(head.stream),
         override=override,
-        trace=_trace(request),
+        trace=trace_of(request),
         priority=priority,
         timeout_s=timeout_s,
     )
@@ -106,7 +106,8 @@ def _timeout_s(request: web.Request, config: RouterConfig) -> float | None:
     return min(float(given), config.request_timeout_s or MAX_TIMEOUT_S)
 
 
-def _trace(request: web.Request) -> dict[str, str]:
+def trace_of(request: web.Request) -> dict[str, str]:
+    """Return what the client says of the trace that it is part of."""
     given = {name: request.headers.get(name, "") for name in FORWARDED}
     return {name: value for name, value in given.items() if _TRACE.fullmatch(value)}
 

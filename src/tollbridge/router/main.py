@@ -18,6 +18,7 @@ from aiohttp import web
 
 from tollbridge.config.cluster import ClusterConfig, RouterConfig
 from tollbridge.errors import ConfigError, StartupError, TollbridgeError
+from tollbridge.obs.tracing import Tracer, make_tracer
 from tollbridge.router.app import make_app, make_context
 from tollbridge.router.guard import Connections
 from tollbridge.router.limits import Limits
@@ -57,14 +58,16 @@ async def _serve(cluster: ClusterConfig, secret: bytes, ready_to: TextIO, limits
 
 
 @asynccontextmanager
-async def listening(cluster: ClusterConfig, secret: bytes, *, limits: Limits | None = None) -> AsyncIterator[str]:
+async def listening(
+    cluster: ClusterConfig, secret: bytes, *, limits: Limits | None = None, tracer: Tracer | None = None
+) -> AsyncIterator[str]:
     """Serve in the background and yield the router's URL; on leaving stop accepting and let running requests finish.
 
     Raises ConfigError or StartupError when it cannot start.
     """
     limits, router = limits or Limits(), cluster.router
     runner = web.AppRunner(
-        make_app(make_context(cluster, secret, limits=limits)),
+        make_app(make_context(cluster, secret, limits=limits, tracer=tracer or make_tracer())),
         handler_cancellation=True,  # otherwise a client that leaves never reaches the handler
         shutdown_timeout=limits.drain_s,
     )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tollbridge.config.cluster import DEFAULT_TENANT
 from tollbridge.obs.logs import request_line
+from tollbridge.obs.tracing import NoTrace, Trace
 from tollbridge.router.context import Context
 from tollbridge.router.ingress import Call
 from tollbridge.router.stream import Usage
@@ -25,6 +26,7 @@ class Arrival:
     at_s: float  # monotonic
     queue_s: float = 0.0  # waited for a place
     tenant: str = DEFAULT_TENANT
+    trace: Trace = field(default_factory=lambda: NoTrace({}))  # of the request; the outcome ends it
 
 
 class Outcome:
@@ -34,6 +36,7 @@ class Outcome:
         self._metrics = context.metrics
         self._clock = context.clock
         self._started_s = arrival.at_s
+        self._trace = arrival.trace
         self._happened = Happened(tenant=arrival.tenant, queue_s=arrival.queue_s)
         self._record = DecisionRecord(at=context.clock.wall(), decision=decision, happened=self._happened)
         self._notes: list[str] = []
@@ -107,6 +110,7 @@ class Outcome:
         """The first piece of the answer is about to reach the client."""
         self._happened.ttft_s = self._clock.monotonic() - self._started_s
         self._lesson.first_token()
+        self._trace.event("first_byte")
 
     def came_whole(self) -> None:
         """The answer is not streamed: when its first token came, only the worker knows."""
@@ -160,6 +164,25 @@ class Outcome:
         happened.errors = dict(self._lesson.end(happened, self.decision))
         self._count()
         self._log()
+        self._end_trace()
+
+    def _end_trace(self) -> None:
+        happened, decision = self._happened, self.decision
+        report = happened.decode_report
+        self._trace.end(
+            error=happened.error if happened.status == "error" else "",
+            id=decision.id,
+            choice=decision.choice,
+            reason=decision.reason,
+            policy=decision.policy,
+            prefill=decision.prefill,
+            decode=decision.decode,
+            status=happened.status,
+            prompt_tokens=happened.prompt_tokens,
+            completion_tokens=happened.completion_tokens,
+            kv_payload_bytes=report.transfer.payload_bytes if report and report.transfer else None,
+            ttft_s=happened.ttft_s,
+        )
 
     def _count_tokens(self) -> None:
         happened, report = self._happened, self._happened.decode_report
