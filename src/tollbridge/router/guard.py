@@ -100,7 +100,7 @@ class Connection(web.RequestHandler):
 
     def _refuse(self, status: str, message: str, more: str = "") -> None:
         body = _error(int(status[:3]), message)
-        if isinstance(self.transport, asyncio.Transport):
+        if self.transport is not None:
             self.transport.write(_HEAD.format(status=status, size=len(body), more=more).encode() + body)
         self.force_close()
 

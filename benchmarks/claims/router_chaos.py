@@ -1,0 +1,258 @@
+"""Workers die, freeze, crawl, and links break, under load: is any request lost, wrong, or without an end?
+
+Five embedded workers (two prefer prefill, three decode) with the tiny model in float32, one router, eight clients in a
+closed loop: half of the requests split, four of five streamed, completions and chats, greedy and seeded, with and
+without stop strings. Every answer is compared with the answer of the undisturbed fleet: text, finish reason and usage.
+One fault after the other hits a random worker (at most two at a time, and never both prefill workers or two decode
+workers, so that somebody is left):
+
+    killed   SIGKILL; the same port comes back after 0.1 to 1 s and its start
+    stopped  SIGSTOP for 0.3 to 4 s
+    slowed   a quarter of the processor for 1 to 3 s
+    cut      all KV connections of a worker reset
+
+Counted as wrong: an answer that ends well and differs. As lost: an error that is not an error event of a stream whose
+worker failed. As without an end: nothing for 60 s. Recovery: from the worker's own /health to the router's.
+
+The second part sends requests to trivial upstreams and watches the router's resident memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import secrets
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from benchmarks.support.chaos import Fleet, Victim, ill_treated
+from benchmarks.support.result import ClaimResult
+from benchmarks.support.soak import soak
+from tollbridge.engine.tiny import make_tiny_model
+from tollbridge.wire import sse
+
+DESCRIPTION = "no request lost, wrong or without an end while workers die, freeze, crawl and links break"
+
+KINDS = ("killed", "stopped", "slowed", "cut")
+NUM_CLIENTS = 8
+NUM_QUESTIONS = 40
+PATIENCE_S = 60.0
+MAX_RECOVERY_S = 2.0
+MAX_GROWTH = 0.05  # of resident memory, over the second half of the soak
+
+
+@dataclass(frozen=True)
+class Size:
+    seconds: float
+    min_faults: int  # of each kind
+    soak_requests: int
+
+
+@dataclass(frozen=True)
+class Question:
+    path: str
+    body: dict[str, Any]
+    policy: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client read. `end` is "ok", "event" (an error event), "status" (an error status) or "none"."""
+
+    end: str
+    text: str = ""
+    finish: str | None = None
+    usage: tuple[int, int] = (0, 0)
+    detail: str = ""
+
+
+@dataclass
+class Tally:
+    ends: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    details: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    continued: int = 0
+
+
+def run(quick: bool) -> ClaimResult:
+    """Measure, and return the claim's verdict."""
+    size = Size(150.0, 15, 10_000) if quick else Size(900.0, 100, 100_000)
+    return asyncio.run(_measure(size))
+
+
+async def _measure(size: Size) -> ClaimResult:
+    seed = secrets.randbits(32)
+    rng, tally = random.Random(seed), Tally()
+    with tempfile.TemporaryDirectory() as folder:
+        async with ill_treated(make_tiny_model(Path(folder) / "tiny")) as fleet:
+            questions = _questions(rng)
+            truth = [await _ask(fleet, question) for question in questions]
+            if bad := [answer for answer in truth if answer.end != "ok"]:
+                raise RuntimeError(f"the undisturbed fleet failed: {bad[0]}")
+            await _storm(fleet, questions, truth, rng, tally, size)
+            tally.continued = int(await _metric(fleet, 'continuations_total{outcome="continued"}'))
+    memory = await soak(size.soak_requests)
+    return _verdict(fleet, tally, memory, size, seed)
+
+
+async def _storm(
+    fleet: Fleet, questions: list[Question], truth: list[Answer], rng: random.Random, tally: Tally, size: Size
+) -> None:
+    """Ask and ill-treat at the same time, until the time is over and each kind of fault has happened often enough."""
+    over, end_s = asyncio.Event(), time.monotonic() + size.seconds
+
+    async def client(own: random.Random) -> None:
+        while not over.is_set():
+            at = own.randrange(len(questions))
+            answer = await _ask(fleet, questions[at])
+            tally.ends[answer.end] += 1
+            if answer.end == "ok" and answer != truth[at]:
+                tally.wrong.append(f"{questions[at]}: {answer} instead of {truth[at]}")
+            elif answer.end != "ok":
+                tally.details[_kind_of(answer.detail)] += 1
+
+    async def tormentor(own: random.Random, names: tuple[str, ...]) -> None:
+        """Hit one of `names` after the other; two tormentors never share a role."""
+        while not over.is_set():
+            kind = min(KINDS, key=lambda one: (tally.faults[one], own.random()))
+            tally.faults[kind] += 1
+            await _fault(fleet, fleet.victims[own.choice(names)], kind, own)
+            await asyncio.sleep(own.uniform(0.1, 0.6))
+            enough = all(tally.faults[one] >= size.min_faults for one in KINDS)
+            if time.monotonic() > end_s and enough:
+                over.set()
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(NUM_CLIENTS):
+            group.create_task(client(random.Random(rng.getrandbits(32))))
+        for names in (("p0", "p1"), ("d0", "d1", "d2")):
+            group.create_task(tormentor(random.Random(rng.getrandbits(32)), names))
+
+
+async def _fault(fleet: Fleet, victim: Victim, kind: str, rng: random.Random) -> None:
+    if kind == "killed":
+        await fleet.kill(victim, rng.uniform(0.1, 1.0))
+    elif kind == "stopped":
+        await fleet.stop(victim, rng.uniform(0.3, 4.0))
+    elif kind == "slowed":
+        await fleet.slow(victim, rng.uniform(1.0, 3.0))
+    else:
+        for _ in range(100):  # at a moment when there is something to cut
+            if fleet.links[victim.name].cut():
+                return
+            victim = fleet.victims[rng.choice(list(fleet.victims))]
+            await asyncio.sleep(0.02)
+
+
+def _questions(rng: random.Random) -> list[Question]:
+    questions = []
+    for at in range(NUM_QUESTIONS):
+        body: dict[str, Any] = {"max_tokens": rng.choice([4, 16, 48, 96]), "stream": at % 5 > 0, "ignore_eos": True}
+        body |= {"temperature": 0} if at % 4 else {"temperature": 1.0, "seed": at}
+        words = " ".join(
+            rng.choice(["toll", "bridge", "cart", "river", "é", "🌉", "12"]) for _ in range(rng.randint(2, 90))
+        )
+        if at % 6 == 1:
+            body["stop"] = ["the t", "qu", "zz"]
+        if at % 3:
+            path, body["prompt"] = "/v1/completions", words
+        else:
+            path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": words}]
+        if body["stream"]:
+            body["stream_options"] = {"include_usage": True}
+        questions.append(Question(path, body, "split" if at % 2 else "local"))
+    return questions
+
+
+async def _ask(fleet: Fleet, question: Question) -> Answer:
+    headers = {"x-tollbridge-policy": question.policy}
+    try:
+        async with (
+            asyncio.timeout(PATIENCE_S),
+            fleet.session.post(fleet.url + question.path, json=question.body, headers=headers) as response,
+        ):
+            data = await response.read()
+            return _read(response.status, data, streamed=bool(question.body["stream"]))
+    except TimeoutError:
+        return Answer("none", detail="nothing for 60 s")
+    except aiohttp.ClientError as error:
+        return Answer("none", detail=f"the router broke off: {error}")
+
+
+def _read(status: int, data: bytes, *, streamed: bool) -> Answer:
+    if status != 200:
+        return Answer("status", detail=f"{status} {json.loads(data)['error']['message']}")
+    if not streamed:
+        return _pieces([json.loads(data)])
+    events = list(sse.Parser().feed(data))
+    if not events or events[-1] != b"[DONE]":
+        last = json.loads(events[-1]) if events else {}
+        if "error" not in last:
+            return Answer("none", detail="a stream without an end")
+        return Answer("event", detail=last["error"]["message"])
+    return _pieces([json.loads(event) for event in events[:-1]])
+
+
+def _pieces(chunks: list[dict[str, Any]]) -> Answer:
+    text, finish, usage = "", None, (0, 0)
+    for chunk in chunks:
+        if chunk.get("usage"):
+            usage = (chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"])
+        for choice in chunk["choices"]:
+            text += choice.get("text") or (choice.get("delta") or choice.get("message") or {}).get("content") or ""
+            finish = choice.get("finish_reason") or finish
+    return Answer("ok", text, finish, usage)
+
+
+def _kind_of(detail: str) -> str:
+    """Return what a failure says less what differs between two of its kind."""
+    head, _, reason = detail.partition("The stream was not continued elsewhere ")
+    return reason.partition(":")[0] or "".join(c for c in head if not c.isdigit())[:120]
+
+
+async def _metric(fleet: Fleet, sample: str) -> float:
+    async with fleet.session.get(fleet.url + "/metrics") as response:
+        text = await response.text()
+    name = f"tollbridge_router_{sample} "
+    return sum(float(line[len(name) :]) for line in text.splitlines() if line.startswith(name))
+
+
+def _verdict(fleet: Fleet, tally: Tally, memory: dict[str, float], size: Size, seed: int) -> ClaimResult:
+    figures: dict[str, object] = {
+        **{f"faults_{kind}": tally.faults[kind] for kind in KINDS},
+        "requests": tally.ends.total(),
+        "answered": tally.ends["ok"],
+        "continued_streams": tally.continued,
+        "wrong": len(tally.wrong),
+        "without_end": tally.ends["none"],
+        "error_status": tally.ends["status"],
+        "error_events": tally.ends["event"],
+        "recovery_max_s": max(fleet.recoveries_s),
+        **memory,
+    }
+    holds = (
+        not tally.wrong
+        and not tally.ends["none"]
+        and not tally.ends["status"]
+        and min(tally.faults[kind] for kind in KINDS) >= size.min_faults
+        and max(fleet.recoveries_s) <= MAX_RECOVERY_S
+        and memory["rss_growth"] <= MAX_GROWTH
+    )
+    bounds = {f"faults_{kind}": f">= {size.min_faults}" for kind in KINDS}
+    bounds |= {"wrong": "0", "without_end": "0", "error_status": "0", "recovery_max_s": f"<= {MAX_RECOVERY_S:g}"}
+    bounds |= {"rss_growth": f"<= {MAX_GROWTH:g}"}
+    recoveries = sorted(fleet.recoveries_s)
+    conditions = {
+        "seed": seed, "model": "tiny, float32", "workers": "2 prefill, 3 decode", "clients": NUM_CLIENTS,
+        "recovery_median_s": round(recoveries[len(recoveries) // 2], 3), "recoveries": len(recoveries),
+        "failures": dict(tally.details), "first_wrong": tally.wrong[:1],
+    }  # fmt: skip
+    return ClaimResult(holds=holds, figures=figures, bounds=bounds, conditions=conditions)
