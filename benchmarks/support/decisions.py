@@ -1,7 +1,54 @@
-"""How long the router takes to decide about one request, with a fleet of a given size."""
+"""How long the router takes to decide about one request, with a fleet of a given size: the very code of a request."""
 
 from __future__ import annotations
 
+import json
+import random
+import time
 
-def decision_p99_s(num_workers: int, *, num_blocks: int, num_decisions: int) -> float:
-    raise NotImplementedError
+import numpy as np
+
+from tollbridge.config.cluster import ClusterConfig, RouterConfig, WorkerConfig
+from tollbridge.router.app import make_context
+from tollbridge.router.context import Context
+from tollbridge.router.decide import decide_call
+from tollbridge.router.ingress import Call, parse_body
+
+_MAX_PROMPT_TOKENS = 4096
+
+
+def decision_p99_s(num_workers: int, *, num_decisions: int, policy: str = "adaptive") -> float:
+    """Return the p99 over `num_decisions` of a fleet half of which prefers prefill, with random load."""
+    context, rng = _context(num_workers, policy), random.Random(num_workers)
+    calls = [_call(rng, at) for at in range(64)]
+    times_s = []
+    for at in range(num_decisions):
+        for worker in context.fleet:
+            worker.num_decodes = rng.randrange(8)
+        start_s = time.perf_counter()
+        decide_call(context, calls[at % len(calls)])
+        times_s.append(time.perf_counter() - start_s)
+    return float(np.percentile(times_s, 99))
+
+
+def _context(num_workers: int, policy: str) -> Context:
+    workers = [
+        WorkerConfig(
+            name=f"w{at}", prefer="prefill" if at % 2 else "decode", url=f"http://w{at}:1", host=f"h{at}", events=None
+        )
+        for at in range(num_workers)
+    ]
+    cluster = ClusterConfig(router=RouterConfig(policy=policy), workers=workers)
+    context = make_context(cluster, b"a secret for measuring only")
+    for worker in context.fleet:
+        worker.ready, worker.kv, worker.models = True, (worker.name, 7801), ({"id": "m"},)
+    return context
+
+
+def _call(rng: random.Random, at: int) -> Call:
+    prompt = [rng.randrange(50_000) for _ in range(rng.randint(16, _MAX_PROMPT_TOKENS))]
+    raw = json.dumps({"model": "m", "prompt": prompt, "max_tokens": 128, "stream": True}).encode()
+    return Call(
+        id=f"r{at}", path="/v1/completions", body=parse_body(raw), body_bytes=len(raw), model="m", stream=True,
+        override=None, trace={},
+    )  # fmt: skip

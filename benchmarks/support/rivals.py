@@ -1,4 +1,4 @@
-"""Other people's routers, when they are at hand: vllm-router in front of our trivial upstream, Dynamo in front of its own.
+"""Other people's routers, when they are at hand: vllm-router over our trivial upstream, Dynamo over one of its own.
 
     TOLLBRIDGE_VLLM_ROUTER   the program `vllm-router` (pip install vllm-router)
     TOLLBRIDGE_DYNAMO_PYTHON a Python with `ai-dynamo` and `ai-dynamo-runtime` (installed with --no-deps: 1.6.1 asks
@@ -74,7 +74,9 @@ async def dynamo(model: Path) -> AsyncIterator[str]:
 async def _process(argv: Sequence[str], environ: dict[str, str] | None = None) -> AsyncIterator[None]:
     quiet = asyncio.subprocess.DEVNULL
     with tempfile.TemporaryDirectory() as folder:  # not ours: Python would find our packages before its own
-        process = await asyncio.create_subprocess_exec(*argv, stdout=quiet, stderr=quiet, env=_plain(environ), cwd=folder)
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdout=quiet, stderr=quiet, env=_plain(environ), cwd=folder
+        )
         try:
             yield
         finally:

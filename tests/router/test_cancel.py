@@ -95,8 +95,8 @@ async def test_while_the_body_is_still_being_sent() -> None:
         async with socket_to(r) as (_, writer):
             writer.write(request(STREAM, "split", "half")[:-5])
             await writer.drain()
-            await r.until("/fleet", lambda fleet: fleet["in_flight"] == 1)
-        await r.until("/fleet", lambda fleet: fleet["in_flight"] == 0)
+            await r.until("/fleet", lambda fleet: fleet["receiving_bytes"] > 0)
+        await r.until("/fleet", lambda fleet: fleet["receiving_bytes"] == 0)
         assert r["p0"].seen == r["d0"].seen == []
 
 

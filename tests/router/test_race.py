@@ -18,6 +18,7 @@ from tollbridge.router.client import Client
 from tollbridge.router.decide import decide_call
 from tollbridge.router.flow import Flow
 from tollbridge.router.ingress import Call, parse_body
+from tollbridge.router.outcome import Arrival
 
 EVENTS = b'data: {"choices":[{"text":"x"}]}\n\ndata: [DONE]\n\n'
 
@@ -82,7 +83,8 @@ async def test_the_retry_owns_the_client() -> None:
     call = Call(
         id="r", path="/v1/completions", body=body, body_bytes=1, model=None, stream=True, override=None, trace={}
     )
-    flow = asyncio.create_task(Flow(context, call, cast(Client, client), decide_call(context, call)).run())
+    decision, arrival = decide_call(context, call), Arrival(at_s=context.clock.monotonic())
+    flow = asyncio.create_task(Flow(context, call, cast(Client, client), decision, arrival).run())
     async with asyncio.timeout(5):
         while len(upstream.legs) < 2:
             await asyncio.sleep(0)

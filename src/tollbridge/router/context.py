@@ -62,19 +62,16 @@ class Context:
     async def place(self, call: Call, tenant: str) -> AsyncIterator[float]:
         """Hold one of the places for requests in flight; yield the seconds waited for it. See `Admission.place`."""
         patience_s = min(call.timeout_s or math.inf, self.config.router.queue_timeout_s)
-        async with self.admission.place(
-            tenant,
-            work=1.0 + call.body_bytes,
-            num_bytes=call.body_bytes,
-            priority=call.priority,
-            patience_s=patience_s,
-        ) as waited_s:
-            self.metrics.queue.labels(tenant).observe(waited_s)
-            self._show()
-            try:
-                yield waited_s
-            finally:
+        work, num_bytes = 1.0 + call.body_bytes, call.body_bytes
+        try:
+            async with self.admission.place(
+                tenant, work=work, num_bytes=num_bytes, patience_s=patience_s, priority=call.priority
+            ) as waited_s:
+                self.metrics.queue.labels(tenant).observe(waited_s)
                 self._show()
+                yield waited_s
+        finally:
+            self._show()
 
     def _show(self) -> None:
         now = self.admission.statistics()

@@ -130,7 +130,7 @@ def _operation(summary: str, others: dict[str, str], kind: str = "application/js
     error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
     responses: Document = {"200": {"description": "Done.", "content": {kind: {"schema": {}}}}}
     for code, text in others.items():
-        plain = {"application/json": {"schema": {}}}  # /health has its own 503
+        plain: Document = {"application/json": {"schema": {}}}  # /health has its own 503
         responses[code] = {"description": text, "content": plain if code == "503" else error}
     return {"summary": summary, "responses": responses, "security": [{"key": []}, {}]}
 

@@ -35,7 +35,7 @@ class Outcome:
     def __init__(self, context: Context, call: Call, decision: Decision, arrival: Arrival) -> None:
         self._metrics = context.metrics
         self._clock = context.clock
-        self._started_s = arrival.at_s
+        self._started_s = context.clock.monotonic()
         self._trace = arrival.trace
         self._happened = Happened(tenant=arrival.tenant, queue_s=arrival.queue_s)
         self._record = DecisionRecord(at=context.clock.wall(), decision=decision, happened=self._happened)
@@ -213,9 +213,9 @@ class Outcome:
     def _count(self) -> None:
         happened, metrics, choice = self._happened, self._metrics, self.decision.choice
         metrics.requests.labels(choice, self.decision.reason, happened.status).inc()
-        metrics.duration.labels(choice).observe(happened.total_s or 0.0)
+        metrics.duration.labels(choice).observe(happened.queue_s + (happened.total_s or 0.0))
         if happened.ttft_s is not None:
-            metrics.ttft.labels(choice).observe(happened.ttft_s)
+            metrics.ttft.labels(choice).observe(happened.queue_s + happened.ttft_s)
         metrics.chunks.inc(self.num_chunks)
         transfer = happened.decode_report.transfer if happened.decode_report else None
         if transfer is not None:

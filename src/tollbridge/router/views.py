@@ -50,6 +50,7 @@ def fleet(context: Context) -> web.Response:
             "cost": context.learner.cost.statistics(context.clock.monotonic()),
             "waiting": context.admission.statistics().waiting,
             "max_queue": router.max_queue,
+            "receiving_bytes": context.bodies.num_bytes,
             "workers": [_worker(context, worker) for worker in context.fleet],
         }
     )

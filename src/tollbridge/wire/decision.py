@@ -33,7 +33,7 @@ class Happened(msgspec.Struct, kw_only=True, omit_defaults=True):
     error: str = ""
     tenant: str = ""
     queue_s: float = 0.0  # waited for a place in the router
-    ttft_s: float | None = None
+    ttft_s: float | None = None  # from the decision, as `total_s`: the wait for a place comes on top
     total_s: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
