@@ -24,7 +24,7 @@ class EngineModel:
     """One engine's speed. Learns from what happened; `known` says whether it has, or was calibrated."""
 
     def __init__(self, prefill: PrefillFit | None = None, decode: DecodeFit | None = None) -> None:
-        self._calibrated = prefill is not None
+        self.known = prefill is not None
         self._prefill = Regression(_PREFILL_START, _PREFILL_SCALES, prior_weight=_UNSURE)
         self._decode = Regression(_DECODE_START, _DECODE_SCALES, prior_weight=_UNSURE)
         if prefill is not None:
@@ -36,19 +36,7 @@ class EngineModel:
             )
         self._alpha_s, self._beta_s, self._gamma_s = self._prefill.coefficients
         self.delta_s, self.rho_s = self._decode.coefficients
-
-    @property
-    def known(self) -> bool:
-        return self._calibrated or self._prefill.num_observations > 0
-
-    @property
-    def prefill_spread(self) -> float:
-        """Relative standard deviation of a prediction of T."""
-        return self._prefill.spread
-
-    @property
-    def decode_spread(self) -> float:
-        return self._decode.spread
+        self.prefill_spread = self._prefill.spread  # relative standard deviation of a prediction of T
 
     def prefill_s(self, num_tokens: float, context: float, budget: int, num_decodes: float = 0.0) -> float:
         """Return T: seconds to prefill `num_tokens` after `context`, `num_decodes` running beside it."""
@@ -84,6 +72,7 @@ class EngineModel:
         features = (num_chunks, num_tokens, num_tokens * (context + 0.5 * num_tokens))
         self._prefill.observe(features, own_s, weight=weight)
         self._alpha_s, self._beta_s, self._gamma_s = self._prefill.coefficients
+        self.prefill_spread, self.known = self._prefill.spread, True
         return (predicted - seconds) / seconds if seconds > 0 else 0.0
 
     def observe_step(self, seconds: float, num_decodes: float) -> float:
@@ -105,4 +94,4 @@ class EngineModel:
 
 def num_steps(num_tokens: float, budget: int) -> int:
     """Return the chunks that a prefill takes."""
-    return max(1, -int(-num_tokens // (budget or DEFAULT_BUDGET)))
+    return -int(-num_tokens // (budget or DEFAULT_BUDGET)) or 1

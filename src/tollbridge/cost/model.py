@@ -69,7 +69,10 @@ class CostModel:
         return self._engines.setdefault(worker, EngineModel())
 
     def link(self, source: str, target: str) -> LinkModel:
-        return self._links.setdefault((source, target), LinkModel())
+        link = self._links.get((source, target))
+        if link is None:
+            link = self._links[source, target] = LinkModel()
+        return link
 
     def started(self, now_s: float) -> None:
         """Note that a request arrived."""

@@ -13,7 +13,7 @@ from tollbridge.wire.decision import Decision
 
 TIE = 0.02  # in requests: a split must be cheaper by so much, and by
 MARGIN_SIGMAS = 0.5  # so many standard deviations of what is not known well
-MAX_PAIRS = 48  # priced per request; they come in the order of what they cost at least
+MAX_EACH = 8  # prefill and decode workers that are paired, those that cost least by themselves
 EXPLORE_MIN_TOKENS = 64  # a smaller transfer says nothing about a link
 EXPLORE_UNKNOWN = 5.0  # a link that nobody has seen is tried so much more often than one that is known
 EXPLORE_GUESS = 12.5e6  # bytes/s that such a link is taken to have: what it risks is bounded
@@ -64,17 +64,19 @@ def _pairs(
     found = partners(request, fleet)
     if isinstance(found, str):
         return found, []
+    floors = {sender.name: estimator.least_split_cost(sides[sender.name]) for sender, _ in found}
+    found.sort(key=lambda each: (floors[each[0].name], each[0].name))
     ranked = []
-    for sender, receivers in found:
-        floor = estimator.least_split_cost(sides[sender.name])
-        for receiver in receivers:
-            decode = sides[receiver.name]
-            if decode.has_room:
-                ranked.append((floor + decode.decode_cost, sender.name, receiver.name))
+    for sender, receivers in found[:MAX_EACH]:
+        decodes = [side for worker in receivers if (side := sides[worker.name]).has_room]
+        decodes.sort(key=_decode_cost)
+        best = {side.view.name: side.decode_cost for side in [*decodes[:MAX_EACH], *sorted(decodes, key=_cached)[-1:]]}
+        floor = floors[sender.name]
+        ranked += [(floor + decode_cost, sender.name, name) for name, decode_cost in best.items()]
     if not ranked:
         return "no_kv_room", []
     ranked.sort()
-    return "unknown_link", [(sides[p], sides[d]) for _, p, d in ranked[:MAX_PAIRS]]
+    return "unknown_link", [(sides[p], sides[d]) for _, p, d in ranked]
 
 
 def _best_split(estimator: Estimator, pairs: list[tuple[Side, Side]], bound: float) -> Candidate | None:
@@ -204,6 +206,14 @@ def _terms(estimator: Estimator, chosen: Candidate, local: Candidate, split: Can
             "veto_tokens": estimator.veto_tokens(split),
         }
     return {name: float(f"{value:.5g}") for name, value in terms.items()}
+
+
+def _decode_cost(side: Side) -> tuple[float, str]:
+    return side.decode_cost, side.view.name
+
+
+def _cached(side: Side) -> tuple[int, str]:
+    return side.cached, side.view.name
 
 
 def _cost(candidate: Candidate) -> float:

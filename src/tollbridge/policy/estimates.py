@@ -83,73 +83,70 @@ class Estimator:
         bound = request.max_tokens or self.usual_output
         self.output_tokens = max(1.0, min(bound, self.usual_output) if self.cost.output_tokens.num_values else bound)
         self._own_weight = min(4.0, max(0.25, 2.0**-request.priority))
+        self._ttft_slo_s, self._tpot_slo_s = self.pricing.slo.ttft_s, self.pricing.slo.tpot_s
         self._home = _home(request, fleet)
         now_s = self.pricing.now_s
         self._arrivals_per_s = self.cost.arrivals.per_s(now_s) / max(1, len(fleet.workers))
+        self._local_overhead_s = self.cost.local_overhead_s.value(0.0)
+        self._split_overhead_s = self.cost.split_overhead_s.value(self._local_overhead_s)
         self._nics = _nics(fleet)
         self._stalls_per_s = _stalls(fleet)
 
     def side(self, worker: WorkerView) -> Side:
         """Return what `worker` would have to do, and what that does to others."""
-        slo, engine = self.pricing.slo, self.cost.engine(worker.name)
+        engine = self.cost.engine(worker.name)
         running = max(0, worker.num_running - worker.num_prefills)  # what decodes; a prefill leg is no stream
-        budget = worker.max_num_batched_tokens or DEFAULT_BUDGET
+        waiting, budget = worker.waiting_prefill_tokens, worker.max_num_batched_tokens or DEFAULT_BUDGET
         cached = min(self.request.cached.get(worker.name, 0), self.num_tokens - 1)
         computed = self.num_tokens - cached
-        step_s = engine.step_s(running)
-        wait_s = engine.prefill_s(worker.waiting_prefill_tokens, 0.0, budget, running)
-        if running or worker.waiting_prefill_tokens:
-            wait_s += 0.5 * step_s  # of the step that is being computed
         compute_s = engine.prefill_s(computed, cached, budget, running)
-        slowed_s = max(0.0, compute_s - num_steps(computed, budget) * step_s) if running else 0.0
-        chunk = min(computed, budget)
-        breaks_gap = engine.step_s(running, chunk, self.num_tokens - chunk) > slo.itl_p99_s
-        delayed_s = self._arrivals_per_s * compute_s * (wait_s + 0.5 * compute_s)
-        prefill_cost = (
-            running * slowed_s / self.usual_output / slo.tpot_s
-            + delayed_s / slo.ttft_s
-            + (MISS * running if breaks_gap else 0.0)
-        )
-        own_step_s = engine.step_s(running + 1)
+        step_s = engine.delta_s + engine.rho_s * running
+        wait_s = engine.prefill_s(waiting, 0.0, budget, running) if waiting else 0.0
+        if running or waiting:
+            wait_s += 0.5 * step_s  # of the step that is being computed
+        prefill_cost = self._arrivals_per_s * compute_s * (wait_s + 0.5 * compute_s) / self._ttft_slo_s
+        slowed_s = 0.0
+        if running:
+            slowed_s = max(0.0, compute_s - num_steps(computed, budget) * step_s)
+            prefill_cost += running * slowed_s / self.usual_output / self._tpot_slo_s
+            chunk = min(computed, budget)
+            if engine.step_s(running, chunk, self.num_tokens - chunk) > self.pricing.slo.itl_p99_s:
+                prefill_cost += MISS * running
+        own_step_s = step_s + engine.rho_s
+        tokens, free = self.num_tokens + self.output_tokens, worker.free_kv_tokens
         return Side(
-            view=worker,
-            cached=cached,
-            computed=computed,
-            budget=budget,
-            wait_s=wait_s,
-            compute_s=compute_s,
-            spread=engine.prefill_spread,
-            step_s=own_step_s,
-            slowed_s=slowed_s,
-            prefill_cost=prefill_cost,
-            decode_cost=self._decode_cost(worker, own_step_s, own_step_s - engine.step_s(1) + running * engine.rho_s),
-            has_room=worker.free_kv_tokens is None or worker.free_kv_tokens >= self.num_tokens + self.output_tokens,
+            worker,
+            cached,
+            computed,
+            budget,
+            wait_s,
+            compute_s,
+            engine.prefill_spread,
+            own_step_s,
+            slowed_s,
+            prefill_cost,
+            self._decode_cost(worker, own_step_s, 2 * running * engine.rho_s, tokens),
+            free is None or free >= tokens,
         )
 
-    def _decode_cost(self, worker: WorkerView, step_s: float, slower_s: float) -> float:
-        slo = self.pricing.slo
+    def _decode_cost(self, worker: WorkerView, step_s: float, slower_s: float, tokens: float) -> float:
+        """Return what one more stream costs: `slower_s` is what it slows the others by, and they it."""
         hold_s = self.output_tokens * step_s
-        stalls = self._stalls_per_s.get(worker.name, 0.0) * hold_s
-        lost = MISS * (1.0 - math.exp(-stalls)) if stalls else 0.0
-        if step_s > slo.tpot_s:
-            lost += MISS
-        tokens = self.num_tokens + self.output_tokens
-        kv = (
-            KV_PRICE * tokens / max(worker.free_kv_tokens, tokens) * hold_s / slo.ttft_s
-            if worker.free_kv_tokens
-            else 0.0
-        )
-        return (
-            slower_s / slo.tpot_s
-            + lost
-            + kv
-            + (SUSPECT if worker.suspect else 0.0)
-            - (AFFINITY if worker.name == self._home else 0.0)
-            - (PREFERENCE if worker.prefer == "decode" else 0.0)
-        )
+        cost = slower_s / self._tpot_slo_s
+        if step_s > self._tpot_slo_s:
+            cost += MISS
+        if stalls_per_s := self._stalls_per_s.get(worker.name):
+            cost += MISS * (1.0 - math.exp(-stalls_per_s * hold_s))
+        if worker.free_kv_tokens:
+            cost += KV_PRICE * tokens / max(worker.free_kv_tokens, tokens) * hold_s / self._ttft_slo_s
+        if worker.suspect:
+            cost += SUSPECT
+        if worker.name == self._home:
+            cost -= AFFINITY
+        return cost - PREFERENCE if worker.prefer == "decode" else cost
 
     def local(self, side: Side) -> Candidate:
-        ttft_s = side.wait_s + side.compute_s + self.cost.local_overhead_s.value(0.0)
+        ttft_s = side.wait_s + side.compute_s + self._local_overhead_s
         sigma_s = side.spread * (side.wait_s + side.compute_s)
         own = self._own(ttft_s, sigma_s)
         return Candidate(side, side, None, ttft_s, sigma_s, own + side.prefill_cost + side.decode_cost)
@@ -164,7 +161,7 @@ class Estimator:
         if path is None:
             return None
         ready_s = max(prefill.wait_s + prefill.compute_s, path.arrival_s, decode.wait_s)
-        ttft_s = ready_s + decode.step_s + self.cost.split_overhead_s.value(self.cost.local_overhead_s.value(0.0))
+        ttft_s = ready_s + decode.step_s + self._split_overhead_s
         sigma_s = math.hypot(
             prefill.spread * (prefill.wait_s + prefill.compute_s),
             path.spread * (path.arrival_s - prefill.wait_s if path.arrival_s >= ready_s else 0.0),
@@ -202,7 +199,9 @@ class Estimator:
         """Return what the request itself feels: its TTFT, and the risk that it is too late."""
         slo_s = self.pricing.slo.ttft_s
         sigma_s = max(sigma_s, 0.02 * slo_s)
-        risk = min(1.0, max(0.0, (ttft_s - slo_s + sigma_s) / (2.0 * sigma_s)))
+        if ttft_s + sigma_s <= slo_s:
+            return self._own_weight * ttft_s / slo_s
+        risk = min(1.0, (ttft_s - slo_s + sigma_s) / (2.0 * sigma_s))
         return self._own_weight * (ttft_s / slo_s + MISS * risk)
 
     def _path(self, prefill: Side, decode: Side, unknown_goodput: float | None) -> Path | None:

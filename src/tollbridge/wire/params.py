@@ -111,6 +111,14 @@ def parse(value: object) -> TransferParams | None:
 
 
 def _mac(params: TransferParams, secret: bytes) -> str:
-    fields: tuple[object, ...] = (params.v, params.transfer_id, params.role, params.host, params.port, params.tp_size, params.expires)
+    fields: tuple[object, ...] = (
+        params.v,
+        params.transfer_id,
+        params.role,
+        params.host,
+        params.port,
+        params.tp_size,
+        params.expires,
+    )
     fields = (*fields, params.veto_tokens) if params.veto_tokens else fields
     return hmac.new(secret, msgspec.json.encode(fields), hashlib.sha256).hexdigest()
