@@ -21,6 +21,7 @@ KV_PRICE = 0.05  # of a worker's whole free KV for as long as the TTFT SLO
 SUSPECT = 10.0  # a worker that has just failed comes last, but it comes
 AFFINITY = 0.05  # what a session's own worker is worth beyond its prefix cache
 WELL_WITHIN = 0.75  # of the TTFT SLO: what a split may take for long prompts to be left to the prefill workers
+SPARE = 0.6  # of the prefill workers' time: what the prefill of all long prompts may take if none is split
 _SAMPLE = 8  # workers of each kind whose links are looked at for that
 PREFERENCE = 0.01  # what a worker's `prefer` is worth: it decides ties
 
@@ -238,8 +239,9 @@ class Estimator:
 def _stalls(fleet: FleetView) -> dict[str, float]:
     """Return how often a prefill that breaks the gaps of streams is to be expected, by worker.
 
-    If the usual one of them can be split in time, they belong on the prefill workers, and who decodes there must expect
-    them; decode workers are spared. If not, they come everywhere. This is what keeps streams off prefill workers.
+    They belong on the prefill workers, and who decodes there must expect them, if the usual one can be split in time, or
+    if the prefill workers have the time to serve all of them alone. Otherwise they come everywhere. This is what keeps
+    short requests off prefill workers, and so leaves these free of streams that the next long prompt would stop.
     """
     cost, now_s = fleet.pricing.cost, fleet.pricing.now_s
     rate = cost.stalls.per_s(now_s)
@@ -247,13 +249,17 @@ def _stalls(fleet: FleetView) -> dict[str, float]:
         return {}
     ready = fleet.ready()
     senders = [worker for worker in ready if worker.prefer == "prefill" and worker.can_send]
-    targets = senders if senders and _can_split_usual(senders, ready, fleet.pricing) else ready
+    targets = senders if senders and _take_long_prompts(senders, ready, rate, fleet.pricing) else ready
     return {worker.name: rate / len(targets) for worker in targets}
 
 
-def _can_split_usual(senders: list[WorkerView], ready: list[WorkerView], pricing: Pricing) -> bool:
-    """Return whether the usual long prompt, split over the best known link, comes well within the TTFT SLO."""
+def _take_long_prompts(senders: list[WorkerView], ready: list[WorkerView], rate: float, pricing: Pricing) -> bool:
     cost, sender = pricing.cost, senders[0]
+    engine, budget = cost.engine(sender.name), sender.max_num_batched_tokens or DEFAULT_BUDGET
+    num_tokens = cost.stall_tokens.value(0.0)
+    compute_s = engine.prefill_s(num_tokens, 0.0, budget)
+    if rate * compute_s / len(senders) < SPARE:
+        return True
     receivers = [worker for worker in ready if worker.prefer != "prefill"]
     goodput = max(
         (cost.link(p.host, d.host).goodput_bytes_per_s for p in senders[:_SAMPLE] for d in receivers[:_SAMPLE]),
@@ -261,9 +267,6 @@ def _can_split_usual(senders: list[WorkerView], ready: list[WorkerView], pricing
     )
     if not goodput:
         return False
-    engine, budget = cost.engine(sender.name), sender.max_num_batched_tokens or DEFAULT_BUDGET
-    num_tokens = cost.stall_tokens.value(0.0)
-    compute_s = engine.prefill_s(num_tokens, 0.0, budget)
     arrival_s = last_arrival_closed_s(
         num_tokens * cost.wire_bytes_per_token.value(sender.kv_bytes_per_token),
         goodput,
