@@ -64,7 +64,7 @@ $(VENV)/.engine: pyproject.toml constraints/cpu.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints/cpu.txt | $(BIN)/python
 	@echo 'installing torch, the rest and the tools into $(VENV) (once, a few minutes)'
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints/cpu.txt -e '.[engine,dev]'
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints/cpu.txt -e '.[engine,bench,dev]'
 	@touch $@ $(VENV)/.engine
 
 # vLLM has an environment of its own: its pins are not ours. Its own torch extensions are builds for another torch.

@@ -40,11 +40,14 @@ _HELP = {
     "worker": "Run one worker in the foreground.\n\n"
     "It prints one JSON line once it serves. It needs the cluster secret (TOLLBRIDGE_SECRET); on loopback it does "
     "without, and then takes part in no split.",
+    "plan": "Say whether a split is worth it on your link, with your model.\n\n"
+    "It needs a model's config.json for the size of its KV cache; for a verdict the speed of engine and link besides, "
+    "measured by `tollbridge probe` or given.",
     "pull": "Fetch a model into the cache, once.\n\n"
     "`up` and `demo` do this by themselves. The cache is TOLLBRIDGE_HOME, by default ~/.cache/tollbridge.",
 }
 
-for _name in ("up", "chat", "demo", "router"):
+for _name in ("up", "chat", "demo", "router", "plan"):
     app.command(f"tollbridge.cli.{_name}:{_name}", name=_name, help=_HELP[_name])
 app.command("tollbridge.cli.worker:app", name="worker", help=_HELP["worker"])
 app.command(model)

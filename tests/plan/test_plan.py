@@ -1,0 +1,206 @@
+"""The plan against calculations made here in another way, for inputs drawn at random."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tollbridge.errors import ConfigError, UnsupportedError
+from tollbridge.plan.inputs import LinkInput, PlanInput, read_model, read_plan
+from tollbridge.plan.plan import Plan, make_plan
+from tollbridge.plan.prefill import Prefill, Sample
+from tollbridge.plan.published import mooncake_bandwidth
+
+LAYERS, HEADS, SIZE = 28, 4, 128
+MODEL = {
+    "model_type": "qwen2",
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": 28,
+    "num_key_value_heads": HEADS,
+} | {
+    "hidden_size": 28 * SIZE,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+}
+KAPPA = 2 * LAYERS * HEADS * SIZE * 2
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(MODEL))
+    return str(tmp_path)
+
+
+def _input(model: str, **values: Any) -> PlanInput:
+    plan: dict[str, Any] = {
+        "model": model,
+        "engine": {"prefill": {"per_token": "70 us"}, "decode": {"step": "20 ms"}},
+        "links": [{"name": "wire", "goodput": "600 MB/s"}],
+        "workload": {"prompt_tokens": [2048], "output_tokens": 128, "concurrency": 4},
+    }
+    return msgspec.convert(plan | values, PlanInput)
+
+
+def _only(plan: Plan) -> Any:
+    return plan.links[0].lengths[0]
+
+
+def test_a_model_alone_gives_its_kv(model: str) -> None:
+    plan = make_plan(PlanInput(model=model, kv_dtype="fp8"))
+    assert plan.kv.bytes_per_token == KAPPA // 2
+    assert plan.kv.bytes_at["1024"] == 512 * KAPPA
+    assert plan.links == []
+
+
+@given(
+    per_token_us=st.floats(5, 500),
+    goodput=st.floats(1e7, 1e11),
+    tokens=st.integers(16, 20_000),
+    concurrency=st.integers(1, 64),
+)
+def test_the_terms_agree_with_a_simulation(
+    per_token_us: float, goodput: float, tokens: int, concurrency: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "model"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    given_input = _input(
+        str(folder),
+        engine={"prefill": {"per_token": f"{per_token_us} us"}, "decode": {"step": "20 ms"}},
+        links=[{"goodput": goodput}],
+        workload={"prompt_tokens": [tokens], "output_tokens": 128, "concurrency": concurrency},
+    )
+    terms = _only(make_plan(given_input)).terms
+    prefill_s = per_token_us * 1e-6 * tokens
+    assert terms.kv_bytes == KAPPA * tokens
+    assert terms.prefill_s == pytest.approx(prefill_s, rel=1e-6)
+    assert terms.break_even_bytes_per_s == pytest.approx(KAPPA / (per_token_us * 1e-6), rel=1e-6)
+    # layer by layer: pieces of equal size leave at equal distances and cross a link one after the other
+    pieces, clock = LAYERS * math.ceil(tokens / 2048), 0.0
+    for piece in range(1, pieces + 1):
+        clock = max(clock, prefill_s * piece / pieces) + KAPPA * tokens / pieces / goodput
+    assert terms.toll_s[0] == pytest.approx(clock - prefill_s + 0.020 + 0.005, rel=1e-6, abs=1e-9)
+    assert terms.toll_sequential_s[0] == pytest.approx(KAPPA * tokens / goodput + 0.025, rel=1e-6)
+    assert terms.ttft_burst_sequential_s[0] == pytest.approx(concurrency * (prefill_s + KAPPA * tokens / goodput))
+    stall = sum(max(per_token_us * 1e-6 * min(2048, tokens - at) - 0.020, 0) for at in range(0, tokens, 2048))
+    assert terms.bought_s == pytest.approx(concurrency / 2 * stall / 128 / 0.1 * 2.0, rel=1e-6, abs=1e-9)
+
+
+def test_the_link_that_flips_is_where_the_verdict_changes(model: str) -> None:
+    slow = _only(make_plan(_input(model, links=[{"goodput": 1e8}]))).verdict
+    assert slow.answer == "never"
+    flips = slow.flips_at_bytes_per_s
+    just_below = _only(make_plan(_input(model, links=[{"goodput": flips * 0.999}]))).verdict
+    just_above = _only(make_plan(_input(model, links=[{"goodput": flips * 1.001}]))).verdict
+    assert just_below.answer == "never"
+    assert just_above.answer in ("sometimes", "always")
+
+
+def test_the_streams_that_flip_are_where_the_verdict_changes(model: str) -> None:
+    few = _input(model, links=[{"goodput": "5 GB/s"}], workload={"prompt_tokens": [512], "concurrency": 1})
+    verdict = _only(make_plan(few)).verdict
+    assert verdict.answer == "never"
+    needed = math.ceil(2 * verdict.flips_with_streams_per_gpu)
+    many = _input(model, links=[{"goodput": "5 GB/s"}], workload={"prompt_tokens": [512], "concurrency": needed})
+    assert _only(make_plan(many)).verdict.answer == "sometimes"
+
+
+def test_a_ttft_over_its_slo_is_never_split(model: str) -> None:
+    verdict = _only(make_plan(_input(model, links=[{"goodput": "50 MB/s"}]))).verdict
+    assert verdict.answer == "never"
+    assert "over the SLO" in verdict.why
+
+
+def test_chunking_is_named_where_it_is_enough(model: str) -> None:
+    work = {"prompt_tokens": [8192], "concurrency": 2}
+    plan = _input(model, links=[{"goodput": "50 MB/s"}], workload=work, slo={"itl_p99_s": 0.05})
+    verdict = _only(make_plan(plan)).verdict
+    assert verdict.answer == "chunked prefill is enough"
+    assert verdict.chunk_tokens is not None
+    assert 70e-6 * verdict.chunk_tokens <= 0.05 < 70e-6 * (verdict.chunk_tokens + 64)
+
+
+def test_what_prefill_has_cached_must_cross_the_link_all_the_same(model: str) -> None:
+    work = {"prompt_tokens": [2048], "cached_fraction": 0.75}
+    cached = _only(make_plan(_input(model, workload=work))).terms
+    cold = _only(make_plan(_input(model))).terms
+    assert cached.kv_bytes == cold.kv_bytes
+    assert cached.prefill_s == pytest.approx(cold.prefill_s / 4)
+    assert cached.toll_s[0] > cold.toll_s[0]
+
+
+def test_memory(model: str) -> None:
+    memory = {"process": "2500 MiB", "limit": "3584 MiB", "ring": "64 MiB"}
+    made = make_plan(_input(model, memory=memory)).memory
+    assert made is not None
+    assert made.needed == pytest.approx(1.15 * 2564 * 2**20)
+    assert made.staged == 4 * 2048 * KAPPA
+    assert made.requests_until_killed == int(1084 * 2**20 // (2048 * KAPPA)) + 1
+    assert made.fits
+
+
+def test_a_gpu_of_the_catalogue_is_marked_as_assumed(model: str) -> None:
+    plan = make_plan(_input(model, engine={"gpu": "l40s"}))
+    assert any("data sheet" in sentence for sentence in plan.assumed)
+    assert _only(plan).terms.prefill_us_per_token == pytest.approx(73, rel=0.15)  # measured elsewhere: 67 to 76
+
+
+def test_ratio_balances_the_roles(model: str) -> None:
+    work = {"prompt_tokens": [4096], "output_tokens": 16, "requests_per_s": 2.0}
+    ratio = make_plan(_input(model, gpus=8, workload=work)).links[0].ratio
+    assert ratio is not None
+    assert ratio.prefill + ratio.decode == 8
+    assert ratio.prefill_needed == pytest.approx(2.0 * 4096 * 70e-6)
+    assert ratio.prefill > ratio.decode
+
+
+def test_mooncake() -> None:
+    common: dict[str, Any] = {"num_tokens": 8192, "hidden_size": 8192, "gqa": 8}
+    assert mooncake_bandwidth(flops=8 * 312e12, **common) == pytest.approx(6e9, rel=0.05)
+    assert mooncake_bandwidth(flops=8 * 989e12, **common) == pytest.approx(19e9, rel=0.05)
+
+
+def test_prefill_goes_through_its_points() -> None:
+    prefill = Prefill([Sample(tokens=1000, seconds=0.1), Sample(tokens=3000, seconds=0.4)])
+    assert [prefill.seconds(n) for n in (0, 500, 1000, 2000, 3000, 5000)] == pytest.approx(
+        [0, 0.05, 0.1, 0.25, 0.4, 0.7]
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"links": [{"goodput": "0 MB/s"}]}, "links.link.goodput"),
+        ({"links": [{"goodput": ["1 MB/s", "2 MB/s", "3 MB/s"]}]}, "lowest and the highest"),
+        ({"engine": {"gpu": "abacus"}}, "abacus"),
+        ({"kv_dtype": "int3"}, "int3"),
+        ({"model": "/nowhere"}, "config.json"),
+    ],
+)
+def test_senseless_inputs_get_one_sentence(model: str, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_plan(_input(**({"model": model} | values)))
+
+
+def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "perceiver9000", "num_hidden_layers": 3}')
+    with pytest.raises(UnsupportedError, match="perceiver9000"):
+        make_plan(PlanInput(model=str(tmp_path)))
+
+
+def test_files(tmp_path: Path, model: str) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("model: config.json\nlinks: [{goodput: 1 GB/s}]\n")
+    assert read_plan(path).links == [LinkInput(goodput="1 GB/s")]
+    assert read_model(read_plan(path).model or "") == MODEL
+    path.write_text("modle: x\n")
+    with pytest.raises(ConfigError, match="modle"):
+        read_plan(path)
+    path.write_text("{")
+    with pytest.raises(ConfigError, match="YAML"):
+        read_plan(path)
