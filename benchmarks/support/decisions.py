@@ -42,7 +42,21 @@ def _context(num_workers: int, policy: str) -> Context:
     context = make_context(cluster, b"a secret for measuring only")
     for worker in context.fleet:
         worker.ready, worker.kv, worker.models = True, (worker.name, 7801), ({"id": "m"},)
+    _teach(context)
     return context
+
+
+def _teach(context: Context) -> None:
+    """Let every engine and every link be known, so that every pair is priced."""
+    cost = context.learner.cost
+    cost.wire_bytes_per_token.add(46_080)
+    for worker in context.fleet:
+        for num_tokens in (64, 512, 2048):
+            cost.own_engine(worker.name).observe_prefill(0.005 + num_tokens * 2e-4, num_tokens, 0, 512, num_decodes=0)
+        cost.own_engine(worker.name).observe_step(0.02, 4)
+        for other in context.fleet:
+            if other is not worker:
+                cost.link(worker.config.host, other.config.host).observe(1e9, 1.2e9)
 
 
 def _call(rng: random.Random, at: int) -> Call:

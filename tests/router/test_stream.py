@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tollbridge.errors import UpstreamError
 from tollbridge.router.stream import EventFilter, take_report, usage_of
+from tollbridge.wire import sse
 
 REPORT = {"tollbridge": {"role": "decode", "prompt_tokens": 9, "loaded_tokens": 8}}
 USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
@@ -118,3 +119,22 @@ def test_whole_answers() -> None:
     assert take_report(b'["kv_transfer_params"]') == (b'["kv_transfer_params"]', None)
     assert usage_of(b'{"usage": {"prompt_tokens": 3}}').prompt_tokens == 3  # type: ignore[union-attr]
     assert usage_of(b"not json") is None
+
+
+@pytest.mark.parametrize(
+    ("raw", "data"),
+    [
+        (b"data: {}\n\n", b"{}"),
+        (b"data:{}\n\n", b"{}"),
+        (b"data: {}\r\n\r\n", b"{}"),
+        (b"data: a\ndata: b\n\n", b"a\nb"),
+        (b": comment\ndata: a\n\n", b"a"),
+        (b"data: a\nid: 1\n\n", b"a"),
+        (b"event: x\n\n", b""),
+    ],
+)
+def test_the_data_of_an_event(raw: bytes, data: bytes) -> None:
+    assert sse.data(raw) == data
+    seen: list[bytes] = []
+    EventFilter(1 << 20, passed=lambda one: seen.append(one) or b"").feed(raw + raw)
+    assert seen == [raw, raw]

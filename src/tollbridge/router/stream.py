@@ -161,6 +161,8 @@ def _end_of_last_event(data: bytes) -> int:
 
 def _split(whole: bytes) -> list[bytes]:
     """Cut complete events apart, each with its own blank line."""
+    if whole.find(b"\n\n") == len(whole) - 2 and b"\r" not in whole:
+        return [whole]
     events = []
     while whole:
         ends = [at + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if (at := whole.find(mark)) >= 0]

@@ -17,6 +17,8 @@ def event(data: bytes) -> bytes:
 
 def data(raw: bytes) -> bytes:
     """Return the data of one event."""
+    if raw.startswith(b"data: ") and raw.find(b"\n") == len(raw) - 2:  # one line, as nearly always
+        return raw[6:-2]
     return b"\n".join(line[5:].removeprefix(b" ") for line in raw.splitlines() if line.startswith(b"data:"))
 
 
