@@ -252,10 +252,10 @@ class TestPrefillFails:
     async def test_decode_then_fails_too(self) -> None:
         async with rig(*three()) as r:
             r["p0"].behaviour["prefill"] = Behaviour("die")
-            for name in ("d0", "d1"):
+            for name in ("p0", "d0", "d1"):
                 r[name].behaviour |= {"decode": Behaviour("hang"), "local": Behaviour("die")}
             answer = await r.post(STREAM, policy="split")
-            # prefill_failed -> local on d0, which dies -> once more elsewhere, which dies too: no further attempt.
+            # prefill_failed -> local on d0, which dies -> on d1 and p0, which die too: no further attempt.
             assert answer.status == 502
             assert "answer" in answer.error or "connection" in answer.error
 
@@ -293,14 +293,14 @@ class TestDecodeFails:
             assert answer.decision["decode"] == "d1"
             await happens(r["d0"].departed["local"])
 
-    async def test_only_one_retry(self) -> None:
-        async with rig(*three()) as r:
+    async def test_two_retries_at_most(self) -> None:
+        async with rig(*three(), StubWorker("d2", "decode")) as r:
             for worker in r.workers.values():
                 worker.behaviour["local"] = Behaviour("error", status=500)
             answer = await r.post(STREAM)
             assert answer.status == 502
             assert "the stub says no" in answer.error
-            assert sum(len(worker.seen) for worker in r.workers.values()) == 2
+            assert sum(len(worker.seen) for worker in r.workers.values()) == 3
             assert "x-tollbridge-decision" in answer.headers
             assert await r.metric("requests_total", outcome="error") == 1
 

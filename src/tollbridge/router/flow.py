@@ -10,8 +10,8 @@
     RELAYING  the client has the head of the answer: no way back, but a stream may be continued on another worker
     ENDED     record, metrics and log line written, exactly once
 
-Retries, both before the first byte only and each at most once: the prefill leg failed -> alone on the decode worker
-(`prefill_failed`); the decode leg failed -> alone on a worker not yet tried (`decode_failed`). After the first byte a
+Retries before the first byte: the prefill leg failed -> once more, alone on the decode worker (`prefill_failed`); the
+decode leg failed -> alone on a worker not yet tried (`decode_failed`), `max_retries` times. After the first byte a
 failed prefill leg is only recorded: decode recomputes by itself what it does not receive. A stream that breaks off
 after its first byte is continued on another worker from the tokens already sent (`continuing`), where the request
 allows it; otherwise the client gets an error event. All of these draw on one budget for the whole router.
@@ -84,7 +84,7 @@ class Flow:
         self._relay = Relay(context, client, self._outcome, begin=self._begin, finish=self._finish)
         self._headers = legs.headers_for(call)
         self._tried: frozenset[str] = frozenset()  # decode workers that failed
-        self._may_retry = {"prefill", "decode"}
+        self._retries_left = context.limits.max_retries  # of the decode leg
         self._prefill: asyncio.Task[None] | None = None  # owned by the task group of `_split`
         self._begun = asyncio.Event()  # the first byte is at hand
         self.phase = Phase.DECIDED
@@ -125,11 +125,11 @@ class Flow:
                     return await self._split()
                 return await self._decode_leg(legs.local_body(self._call), self._headers)
             except PrefillFailedError as error:
-                self._retry("prefill", after_prefill_failure(self.decision, error.reason))
+                self._retry(after_prefill_failure(self.decision, error.reason))
             except UnavailableError as error:
                 if self._client.response is not None:
                     return await self._continue(error)
-                self._retry("decode", self._elsewhere(error))
+                self._retry(self._elsewhere(error))
 
     async def _continue(self, error: UnavailableError) -> web.StreamResponse:
         """Let other workers finish the stream that broke off with `error`; raise it when they cannot."""
@@ -163,15 +163,15 @@ class Flow:
     def _elsewhere(self, error: UnavailableError) -> Decision:
         """Return the second attempt after `error` of the decode leg; raise `error` when there is none."""
         self._tried |= {self.decision.decode}
-        if "decode" not in self._may_retry:
+        if not self._retries_left:
             raise error
+        self._retries_left -= 1
         try:
             return after_decode_failure(self.decision, self._fleet.view(self._call.model), self._tried)
         except TollbridgeError:
             raise error from None
 
-    def _retry(self, leg: Leg, decision: Decision) -> None:
-        self._may_retry.discard(leg)
+    def _retry(self, decision: Decision) -> None:
         if self._client.gone:
             raise ClientGoneError("The client closed its connection.")
         if not self._context.budget.withdraw():

@@ -21,6 +21,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     timeouts_until_lost: int = 10  # then the requests that wait for it are retried elsewhere or end in an error
     retry_fraction: float = 0.2  # further attempts per request, over the whole router
     retry_burst: int = 64  # further attempts saved up
+    max_retries: int = 2  # of one request, before its first byte, because of its decode worker
     max_continuations: int = 4  # of one stream
     detokenize_timeout_s: float = 2.0  # before a stream is continued
     params_valid_s: float = 60.0  # lifetime of signed kv_transfer_params
