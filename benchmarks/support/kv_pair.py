@@ -46,23 +46,25 @@ class Steps:
 class KVPair:
     """Prefill on host a, decode on host b."""
 
-    def __init__(self, a: Node, b: Node, shape: KVShape, options: Mapping[str, Any]) -> None:
-        self.a, self.b, self.shape = a, b, shape
+    def __init__(
+        self, a: Node, b: Node, shape: KVShape, options: Mapping[str, Any], *, host: str = ADDRESSES["a"]
+    ) -> None:
+        self.a, self.b, self.shape, self._host = a, b, shape, host
         self.gauge: MemoryGauge | None = None  # of prefill's memory, when it has a group
         self.scattered = (shape.table(1), shape.table(2))  # of prefill, of decode
         self.contiguous = (shape.table(None), shape.table(None))
         a.call("prepare", shape=shape.json(), seed=7)
         b.call("prepare", shape=shape.json(), seed=None)
-        self._raw_port = a.call("raw_listen", host=ADDRESSES["a"])
+        self._raw_port = a.call("raw_listen", host=host)
         self._raw_streams = 0
-        self.address = a.call("kv_sender", host=ADDRESSES["a"], options=dict(options))
+        self.address = a.call("kv_sender", host=host, options=dict(options))
         b.call("kv_receiver", options=dict(options))
 
     def raw(self, streams: int = 1) -> Copy:
         """Copy as many bytes over plain sockets (connected before the clock starts)."""
         if streams != self._raw_streams:
             self.a.begin("raw_accept", streams=streams)
-            self.b.call("raw_connect", host=ADDRESSES["a"], port=self._raw_port, streams=streams)
+            self.b.call("raw_connect", host=self._host, port=self._raw_port, streams=streams)
             self.a.result()
             self._raw_streams = streams
         self.a.begin("raw_send")
@@ -170,6 +172,16 @@ def kv_pair(
         stack.enter_context(a)  # ends before its group is removed
         pair = KVPair(a, b, shape, options or {})
         pair.gauge = gauge
+        pair.verify()
+        yield pair
+
+
+@contextlib.contextmanager
+def local_pair(shape: KVShape, options: Mapping[str, Any], environ: dict[str, str] | None = None) -> Iterator[KVPair]:
+    """Start both nodes on this host, without namespaces: what media between neighbours need."""
+    core_a, core_b = cores()
+    with Node(KV_NODE, core=core_a, environ=environ) as a, Node(KV_NODE, core=core_b, environ=environ) as b:
+        pair = KVPair(a, b, shape, options, host="127.0.0.1")
         pair.verify()
         yield pair
 

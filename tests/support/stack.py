@@ -107,6 +107,7 @@ class Stack:
             "router": {"port": 0, "policy": self.policy},
             "workers": workers,
             "engine": self.engine,
+            "transfer": {"media": "tcp"},  # what the proxy can read
         }
         path.write_text(yaml.safe_dump(cluster))
         return str(path)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.transfer.harness import Pair, PairMaker, make_pair
+from tests.transfer.harness import Pair, PairMaker, make_pair, need_nixl
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +18,10 @@ def no_threads_left() -> Iterator[None]:
     assert not left, f"threads left behind: {left}"
 
 
-@pytest.fixture(params=["tcp", "tcp-4", "tls", "tls-3", "device", "device-4", "loopback"])  # a number: so many streams
+MEDIA = ["tcp", "tcp-4", "tls", "tls-3", "device", "device-4", "shm", "shm-3", "nixl", "loopback"]
+
+
+@pytest.fixture(params=MEDIA)  # a number: so many streams
 def medium(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -26,6 +29,8 @@ def medium(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def make(medium: str) -> Iterator[PairMaker]:
     """Build pairs of the medium under test; they are checked and closed afterwards."""
+    if medium.startswith("nixl"):
+        need_nixl()
     pairs: list[Pair] = []
 
     def build(*args: object, **kwargs: object) -> Pair:
@@ -35,6 +40,14 @@ def make(medium: str) -> Iterator[PairMaker]:
     yield build
     for pair in pairs:
         pair.close()
+
+
+@pytest.fixture(params=["shm", "shm-3", "nixl", "nixl-3"])
+def ring_medium(request: pytest.FixtureRequest) -> str:
+    """A medium whose payloads go through a ring."""
+    if request.param.startswith("nixl"):
+        need_nixl()
+    return str(request.param)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import secrets
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 import trustme
 
 from tests.transfer.fake_device import DeviceMemory, FakeDevice
@@ -215,7 +217,10 @@ def make_pair(
         send_files, receive_files = tls_files()
         receive_options = replace(receive_options, tls=receive_files)
         options = replace(options, tls=send_files)
-    if medium in ("tcp", "tls", "device"):
+    if medium in ("shm", "nixl"):
+        receive_options = replace(receive_options, media=medium)
+        options = replace(options, media=medium)
+    if medium != "loopback":
         sender = TcpSender(send_cache.memory, send_print, options)
         receiver = TcpReceiver(receive_cache.memory, receive_print, receive_options)
     else:
@@ -223,3 +228,9 @@ def make_pair(
         sender = network.sender(send_cache.memory, send_print)
         receiver = network.receiver(receive_cache.memory, receive_print)
     return Pair(medium, send_cache, receive_cache, sender, receiver)
+
+
+def need_nixl() -> None:
+    """Skip where the package is not installed; UCX speaks TCP, whatever else this machine has."""
+    pytest.importorskip("nixl._api", reason="nixl is not installed: pip install nixl==1.5.1")
+    os.environ.setdefault("UCX_TLS", "tcp")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tollbridge.transfer.base import Fingerprint, LoadRequest
+from tollbridge.transfer.options import TransferOptions
+from tollbridge.transfer.tcp import TcpReceiver, TcpSender
 from tollbridge.vllm.blocks import BlockMemory, Pieces, Region
 
 BLOCK_BYTES = 6
@@ -60,3 +65,42 @@ def test_a_span_covers_its_tokens(block_size: int, first_block: int, num_tokens:
 def test_a_span_inside_a_block() -> None:
     with pytest.raises(ValueError, match="token 3"):
         Pieces(4).span(3, 1)
+
+
+@pytest.mark.parametrize("media", ["tcp", "shm"])
+def test_blocks_move_by_each_medium(media: str) -> None:
+    """Memory that vLLM owns is sent and received as any other, with a partly filled last block whole."""
+    print_ = Fingerprint(
+        model="m", dtype="float32", num_layers=2, num_kv_heads=1, head_size=8, block_size=16, layout="opaque"
+    )
+    options, table, lacked = TransferOptions(media=media), [3, 1, 2], [0, 5, 4]
+    caches = [[np.full((6, 4096), fill + layer, dtype=np.uint8) for layer in range(2)] for fill in (10, 20)]
+    memories = [
+        BlockMemory([Region(layer.ctypes.data, layer.nbytes) for layer in cache], num_blocks=6, block_bytes=4096)
+        for cache in caches
+    ]
+    sender, receiver = TcpSender(memories[0], print_, options), TcpReceiver(memories[1], print_, options)
+    done = threading.Event()
+    receiver.set_listener(done.set)
+    try:
+        transfer_id, (host, port) = "ab" * 16, sender.address
+        sender.register(transfer_id, digest=b"d", num_tokens=3)
+        sender.publish(transfer_id, table, 3)
+        receiver.open(
+            LoadRequest(
+                transfer_id=transfer_id,
+                host=host,
+                port=port,
+                digest=b"d",
+                first_token=0,
+                num_tokens=3,
+                block_table=lacked,
+            )
+        )
+        assert done.wait(10)
+        assert [(end.outcome, end.medium) for end in receiver.poll()] == [("done", media)]
+        for layer, cache in enumerate(caches[1]):
+            assert (cache[lacked] == 10 + layer).all() and (cache[[1, 2, 3]] == 20 + layer).all()
+    finally:
+        receiver.close()
+        sender.close()

@@ -123,12 +123,15 @@ async def test_metrics_of_transfers() -> None:
         num_connections=5,
         goodput_bytes_per_s=1e6,
         failures_by_reason={"checksum": 1, "stalled": 3},
+        num_connections_by_medium={"tcp": 2, "shm": 3},
+        payload_bytes_by_medium={"shm": 1000},
     )
     async with fake_serving(transfers={"send": sent}) as client:
         seen = await samples(client)
         assert seen["tollbridge:transfer_active", "send"] == 2
-        assert seen["tollbridge:transfer_connections", "send"] == 5
-        assert seen["tollbridge:transfer_payload_bytes_total", "send"] == 1000
+        assert seen["tollbridge:transfer_connections", "tcp send"] == 2
+        assert seen["tollbridge:transfer_connections", "shm send"] == 3
+        assert seen["tollbridge:transfer_payload_bytes_total", "shm send"] == 1000
         assert seen["tollbridge:transfer_wire_bytes_total", "send"] == 1100
         assert seen["tollbridge:transfer_goodput_bytes_per_second", "send"] == 1e6
         assert seen["tollbridge:transfer_ends_total", "done  send"] == 3

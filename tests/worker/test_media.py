@@ -66,6 +66,13 @@ def test_streams_and_ring_reach_the_media() -> None:
     assert (auto.options.streams, auto.options.ring_bytes) == (None, None)
 
 
+@pytest.mark.parametrize("media", ["auto", "tcp", "shm"])
+def test_the_medium_reaches_the_options(media: Any) -> None:
+    made = maybe_media(ClusterConfig(transfer=TransferConfig(media=media)), WORKER, SECRET)
+    assert made is not None
+    assert made.options.media == media
+
+
 def test_loopback_is_refused() -> None:
     with pytest.raises(ConfigError, match="loopback"):
         maybe_media(ClusterConfig(transfer=TransferConfig(media="loopback")), WORKER, SECRET)

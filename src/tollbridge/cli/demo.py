@@ -122,6 +122,7 @@ def figures(answer: Answer) -> dict[str, str]:
         "prompt tokens it computed": str(computing.computed_tokens) if computing else _NONE,
         "tokens loaded over the wire": str(decode.loaded_tokens) if decode else _NONE,
         "KV payload shipped": _mib(transfer.payload_bytes) if transfer else _NONE,
+        "KV carried by": transfer.medium if transfer else _NONE,
         "seconds on the wire": _seconds(transfer.wire_s if transfer else None),
         "verified": _NONE if happened.split_verified is None else str(happened.split_verified).lower(),
         "completion tokens": str(happened.completion_tokens),

@@ -17,6 +17,7 @@ import torch
 
 from tollbridge.errors import UnsupportedError
 from tollbridge.transfer.memory import HostMemory
+from tollbridge.transfer.rows import Bytes, as_bytes
 
 LAYOUT = "token-major:k,v"
 
@@ -97,6 +98,13 @@ class PagedKVCache(HostMemory):
             views.append(self._slot_bytes(layer, slot, run_end - token))
             token = run_end
         return views
+
+    def maybe_blocks(self, layer: int) -> Bytes | None:
+        assert self._bytes is not None
+        return as_bytes(self._bytes).reshape(self.num_layers, self.num_blocks, -1)[layer]
+
+    def regions(self) -> list[memoryview]:
+        return [] if self._bytes is None else [self._bytes]
 
     def statistics(self) -> KVCacheStatistics:
         return KVCacheStatistics(num_blocks=self.num_blocks, num_bytes=self.tensor.nbytes)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import msgspec
@@ -108,7 +108,7 @@ class LoadRequest:
 class TransferStatistics:
     """Counters since start, and gauges of now. Bytes are bytes, times seconds."""
 
-    medium: str
+    medium: str  # what was asked for, "auto" among them; what a pair got is below
     active: int
     done: int
     failed: int
@@ -118,6 +118,8 @@ class TransferStatistics:
     num_connections: int
     goodput_bytes_per_s: float  # TCP send: of the link while busy; otherwise of the last transfers; 0: not known yet
     failures_by_reason: dict[str, int]
+    num_connections_by_medium: dict[str, int] = field(default_factory=dict)
+    payload_bytes_by_medium: dict[str, int] = field(default_factory=dict)
 
 
 SendState = Literal["unknown", "queued", "computing", "sending", "ended"]

@@ -63,6 +63,9 @@ class CodedStage:
     def leave(self) -> None:
         """See join."""
 
+    def regions(self) -> list[memoryview]:
+        return []  # what is encoded lies in memory of its own
+
     def has_room(self) -> bool:
         return True
 
@@ -98,6 +101,9 @@ class _CodedParcel:
         data = self._encode()
         return xxh3_64_intdigest(data), [data]
 
+    def copy_to(self, target: memoryview) -> None:
+        target[:] = self._encode()
+
     def settle(self, rest: list[memoryview] | None) -> list[memoryview]:
         self._encode()
         return rest or []  # of our own memory
@@ -121,6 +127,9 @@ class _CodedLanding:
         self.buffers: Sequence[memoryview] = (self._data,)
         self._codec = codec
         self._views = views
+
+    def fill(self, payload: memoryview) -> None:
+        self._data[:] = payload
 
     def commit(self) -> None:
         self._codec.decode(self._data, self._views)

@@ -13,12 +13,20 @@ from tollbridge.clock import Clock
 from tollbridge.errors import IntegrityError, ProtocolError, TransferError
 from tollbridge.transfer.base import Reason
 from tollbridge.transfer.channel import Channel
-from tollbridge.transfer.frames import HANDSHAKE_KINDS, NO_TRANSFER, Header, encode_control
+from tollbridge.transfer.frames import (
+    HANDSHAKE_KINDS,
+    MAX_PAYLOAD_BYTES,
+    NO_TRANSFER,
+    Header,
+    Kind,
+    encode_control,
+)
 from tollbridge.transfer.handshake import Handshake, Message, PeerRefusedError, Place, short_incarnation
-from tollbridge.transfer.messages import KINDS, Refuse, clip, decode_body, encode_body
+from tollbridge.transfer.messages import KINDS, Credit, Refuse, clip, decode_body, encode_body
 from tollbridge.transfer.net import limit_unsent
 from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.pacing import FrameSizer, GoodputMeter
+from tollbridge.transfer.placed import Routes
 from tollbridge.transfer.reader import FrameReader
 from tollbridge.transfer.stage import Landing
 from tollbridge.transfer.tally import Verdict
@@ -29,6 +37,8 @@ _BUDGET_BYTES = 4 * 1024 * 1024  # per turn: other connections and the engine's 
 
 class Side(Protocol):
     """What a connection needs from the medium that owns it. Transfers belong to pairs, known by number."""
+
+    routes: Routes
 
     def connected(self, connection: Connection) -> None: ...
     def control(self, pair: int, header: Header, body: bytearray) -> None: ...
@@ -71,6 +81,7 @@ class Connection:
         self.peer = peer
         self._handshake = handshake
         handshake.bind(channel.binding)
+        handshake.offer(side.routes, self._is_same_host)
         self._incarnation = incarnation
         self._side = side
         self._clock = clock
@@ -81,10 +92,11 @@ class Connection:
         self.deadline_s = clock.monotonic() + options.handshake_timeout_s
         self.heard_s = clock.monotonic()  # last byte from the peer
         self.moved_s = clock.monotonic()  # last byte that the kernel took, or nothing was waiting
+        self.room_s = clock.monotonic()  # last time that a slot of the peer's ring was free, or none was wanted
         # sending and receiving
         self.sizer = FrameSizer(options)
         self.meter = GoodputMeter()
-        self._reader = FrameReader(self, lambda: handshake.authenticated)
+        self._reader = FrameReader(self, lambda: handshake.authenticated, self._give_credit)
         self._writer = FrameWriter(self._fill, side.frame_sent)
         self.push = self._writer.push
         self.settle = self._writer.settle
@@ -119,6 +131,27 @@ class Connection:
     def num_staged(self) -> int:
         """Frames that are ready behind the one that is being sent."""
         return self._writer.num_staged
+
+    @property
+    def medium(self) -> str:
+        """What carries the payloads."""
+        return self._handshake.medium
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """No frame to the peer may have more."""
+        outlet = self._handshake.outlet
+        return MAX_PAYLOAD_BYTES if outlet is None else outlet.max_payload_bytes
+
+    @property
+    def waits_for_ring(self) -> bool:
+        """Whether it could send, but for the peer's ring."""
+        return self._writer.waits_for_ring
+
+    @property
+    def placing(self) -> bool:
+        """Whether a payload is on its way to the ring, and it shall look again soon."""
+        return self._writer.placing
 
     @property
     def waits_for_room(self) -> bool:
@@ -156,6 +189,7 @@ class Connection:
         self.sock.close()
         self._writer.close()
         self._reader.close()
+        self._handshake.close()
 
     def readable(self) -> None:
         """Take what has arrived."""
@@ -169,13 +203,16 @@ class Connection:
         if self._reader.waiting:
             self.readable()
         sent = self._writer.write(self.channel, _BUDGET_BYTES)
-        self.wants_write = (self._writer.pending or sent >= _BUDGET_BYTES) and not self.channel.held
+        waits = self._writer.waits_for_ring and sent < _BUDGET_BYTES  # and no kernel tells when that is over
+        self.wants_write = (self._writer.pending or sent >= _BUDGET_BYTES) and not (self.channel.held or waits)
         now_s = self._clock.monotonic()
         if sent or not self.wants_write:
             self.moved_s = now_s
+        if not waits:
+            self.room_s = now_s
         if sent and self.meter.sent(sent, now_s):
             self._resize()
-        if not self.wants_write:
+        if not (self.wants_write or waits):
             self.meter.idle()
 
     def refuse(self, error: TransferError) -> None:
@@ -206,6 +243,12 @@ class Connection:
             self._shake(header, bytes(body))
             return
         self._require_incarnation(header)
+        if header.kind == Kind.CREDIT and self._writer.outlet is not None:
+            credit = decode_body(header.kind, body)
+            assert isinstance(credit, Credit)
+            self._writer.outlet.freed(credit.total)
+            self.room_s = self._clock.monotonic()
+            return
         if header.kind not in HANDSHAKE_KINDS:
             self._side.control(self.pair, header, body)
             return
@@ -228,12 +271,21 @@ class Connection:
 
     # ── inside ──
 
+    def _give_credit(self, total: int) -> None:
+        body = encode_body(Credit(total=total))
+        self.send(encode_control(Kind.CREDIT, NO_TRANSFER, self._incarnation, 0, body))
+
+    def _is_same_host(self) -> bool:
+        """Whether both ends have the same address."""
+        return bool(self.sock.getsockname()[0] == self.sock.getpeername()[0])
+
     def _shake(self, header: Header, body: bytes) -> None:
         if header.kind not in HANDSHAKE_KINDS:
             raise ProtocolError("The peer did not finish the handshake.")
         self._say(self._handshake.receive(header.kind, body))
         self._require_incarnation(header)
         if self.ready:
+            self._writer.outlet, self._reader.inlet = self._handshake.outlet, self._handshake.inlet
             self._side.connected(self)
 
     def _say(self, messages: list[Message]) -> None:

@@ -1,7 +1,8 @@
 """The wire format, pure: bytes in, values out, no sockets and no clock.
 
-Every frame is a 64-byte header and a payload. A DATA frame carries the KV of tokens
-[first_token, first_token + num_tokens) of one layer; every other kind carries a small msgpack body (see messages.py).
+Every frame is a 64-byte header and a payload, which lies elsewhere for DATA when the handshake agreed on a ring
+(placed.py). A DATA frame carries the KV of tokens [first_token, first_token + num_tokens) of one layer; every other
+kind carries a small msgpack body (see messages.py).
 
     offset  size  field
          0     4  magic "TBKV"
@@ -65,6 +66,9 @@ class Kind(IntEnum):
     RESULT = 11  # decode -> prefill: accepted or not
     FAIL = 12  # prefill -> decode
     PING = 13  # decode -> prefill: decode is alive
+    # rings, placed.py
+    TAKEN = 14  # prefill -> decode: end of the handshake when READY offered a ring
+    CREDIT = 15  # decode -> prefill: slots were given back
 
 
 class Codec(IntEnum):
@@ -74,7 +78,7 @@ class Codec(IntEnum):
     FP8 = 1
 
 
-HANDSHAKE_KINDS = frozenset({Kind.HELLO, Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.READY, Kind.REFUSE})
+HANDSHAKE_KINDS = frozenset({Kind.HELLO, Kind.CHALLENGE, Kind.PROOF, Kind.WELCOME, Kind.READY, Kind.REFUSE, Kind.TAKEN})
 _KINDS = frozenset(int(kind) for kind in Kind)
 _CODECS = frozenset(int(codec) for codec in Codec)
 

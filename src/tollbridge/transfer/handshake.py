@@ -4,8 +4,9 @@
     HELLO     version, incarnation, nonce        ->
                                                  <-       CHALLENGE  version, incarnation, nonce
     PROOF     HMAC(dial, transcript)             ->
-                                                 <-       WELCOME    HMAC(accept, transcript), fingerprint
-    READY     HMAC(ready, transcript), fingerprint ->
+                                                 <-       WELCOME    HMAC(accept, transcript), fingerprint, media
+    READY     HMAC(ready, transcript), fingerprint, media, perhaps a ring ->
+                                                 <-       TAKEN      the medium; only when READY had a ring
 
 Every MAC is HMAC-SHA256 under the secret, over a label of its direction and all bytes exchanged so far. So a replay
 fails (fresh nonces both ways), a reflection fails (labels differ, equal nonces are refused), and so does a downgrade
@@ -17,6 +18,10 @@ Lanes. Two workers may share several connections: all of a pair name the same ra
 the MACs, and each goes through the whole handshake. The listener lets a lane join only a pair of the same incarnation,
 the dialler only when the incarnation that answers is the one that its first connection met.
 
+Media. Each side names those that the connection may use, the best first; decode takes its first that prefill has, and
+refuses when there is none. Where payloads go through a ring (placed.py) it offers one, which prefill takes, or leaves
+with a reason: then both fall back to TCP if both have it.
+
 This keeps strangers and wrong clusters out. It does not protect the frames that follow from somebody in the path: that
 is the business of TLS underneath, whose certificates the MACs then cover as well.
 """
@@ -25,13 +30,16 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tollbridge.errors import HandshakeError, ProtocolError
+import msgspec
+
+from tollbridge.errors import HandshakeError, ProtocolError, TransferError
 from tollbridge.transfer.base import Fingerprint
 from tollbridge.transfer.frames import VERSION, Kind
 from tollbridge.transfer.messages import (
@@ -41,6 +49,8 @@ from tollbridge.transfer.messages import (
     Proof,
     Ready,
     Refuse,
+    Ring,
+    Taken,
     Welcome,
     clip,
     decode_body,
@@ -48,6 +58,9 @@ from tollbridge.transfer.messages import (
     encode_body,
     encode_fingerprint,
 )
+from tollbridge.transfer.placed import TCP, Inlet, OnlyTcp, Outlet, Routes, choose
+
+logger = logging.getLogger(__name__)
 
 _MAJOR_ORDER = "token-major"
 Message = tuple[Kind, bytes]
@@ -133,10 +146,27 @@ class Handshake(ABC):
         self.peer_incarnation = b""
         self.authenticated = False  # the peer has proven the secret: larger bodies may be read
         self.done = False
+        self.medium = TCP
+        self.inlet: Inlet | None = None  # decode's end of the ring that was agreed on
+        self.outlet: Outlet | None = None  # prefill's
+        self._routes: Routes = OnlyTcp()
+        self._is_same_host: Callable[[], bool] = bool
+        self._media: tuple[str, ...] = (TCP,)
 
     def bind(self, binding: Callable[[], bytes]) -> None:
         """Let the MACs cover what names the channel underneath (see channel.py). Before `start`."""
         self._transcript.binding = binding
+
+    def offer(self, routes: Routes, is_same_host: Callable[[], bool]) -> None:
+        """Let payloads take one of `routes`; without, they go over TCP. Before `start`."""
+        self._routes, self._is_same_host = routes, is_same_host
+
+    def close(self) -> None:
+        """Let go of a ring that is not in use yet; the connection closes one that is."""
+        if self.inlet is not None:
+            self.inlet.close()
+        if self.outlet is not None:
+            self.outlet.close()
 
     def start(self) -> list[Message]:
         """Return what to send as soon as the connection is up."""
@@ -173,9 +203,20 @@ class Handshake(ABC):
             raise HandshakeError("The peer reflected this process's own handshake.")
         self.peer_incarnation = body.incarnation
 
-    def _finish(self, fingerprint: bytes) -> None:
+    def _compare(self, fingerprint: bytes) -> None:
         require_same(self._identity.fingerprint, decode_fingerprint(fingerprint))
-        self.done = True
+
+    def _name_media(self) -> tuple[str, ...]:
+        self._media = self._routes.names(self._is_same_host)
+        return self._media
+
+    def _refuse_media(self, theirs: tuple[str, ...], why: str = "") -> HandshakeError:
+        ours = " or ".join(self._media)
+        detail = f" ({clip(why)})" if why else ""
+        return HandshakeError(
+            f"The two workers have no medium in common: transfer.media is {ours} here and "
+            f"{clip(' or '.join(theirs))} there{detail}."
+        )
 
 
 class PeerRefusedError(HandshakeError):
@@ -184,6 +225,8 @@ class PeerRefusedError(HandshakeError):
 
 class DialHandshake(Handshake):
     """The side that connects: decode."""
+
+    _theirs: tuple[str, ...] = ()  # prefill's media
 
     def start(self) -> list[Message]:
         self._expected = Kind.CHALLENGE
@@ -195,14 +238,51 @@ class DialHandshake(Handshake):
     def _advance(self, body: Body, data: bytes) -> list[Message]:
         if isinstance(body, Challenge):
             return self._challenged(body, data)
+        if isinstance(body, Taken):
+            self._taken(body)
+            return []
         assert isinstance(body, Welcome)
-        self._transcript.verify(b"accept", body.mac, body.fingerprint)
+        self._transcript.verify(b"accept", body.mac, _claims(body.fingerprint, body.media))
         self.authenticated = True
         self._transcript.add(data)
-        self._finish(body.fingerprint)
-        fingerprint = encode_fingerprint(self._identity.fingerprint)
-        mac = self._transcript.mac(b"ready", fingerprint)
-        return [self._say(Ready(mac=mac, fingerprint=fingerprint), Kind.READY)]
+        self._compare(body.fingerprint)
+        ring = self._maybe_ring(body.media)
+        self.done, self._expected = ring is None, Kind.TAKEN
+        fingerprint, media = encode_fingerprint(self._identity.fingerprint), self._media
+        mac = self._transcript.mac(b"ready", _claims(fingerprint, media, ring))
+        return [self._say(Ready(mac=mac, fingerprint=fingerprint, media=media, ring=ring), Kind.READY)]
+
+    def _maybe_ring(self, theirs: tuple[str, ...]) -> Ring | None:
+        """Choose the medium; return the ring that it takes, and wait for the answer then."""
+        self._theirs, ours = theirs, self._name_media()
+        chosen = choose(ours, theirs)
+        if chosen is None:
+            raise self._refuse_media(theirs)
+        if chosen == TCP:
+            return None
+        try:
+            self.inlet = self._routes.inlet(chosen)
+        except TransferError as error:
+            if TCP not in ours or TCP not in theirs:
+                raise
+            logger.info("KV goes over TCP: %s", error.message)
+            return None
+        return self.inlet.ring()
+
+    def _taken(self, body: Taken) -> None:
+        assert self.inlet is not None
+        if body.medium == self.inlet.medium:
+            self.inlet.taken()
+        elif body.medium == TCP and TCP in self._media:
+            logger.info(
+                "KV goes over TCP, prefill could not take the %s ring: %s", self.inlet.medium, clip(body.detail)
+            )
+            self.inlet.close()
+            self.inlet = None
+        else:
+            raise self._refuse_media(self._theirs, body.detail)
+        self.medium = body.medium
+        self.done = True
 
     def _challenged(self, body: Challenge, data: bytes) -> list[Message]:
         self._meet(body)
@@ -224,9 +304,26 @@ class AcceptHandshake(Handshake):
         if isinstance(body, Proof):
             return self._proven(body, data)
         assert isinstance(body, Ready)
-        self._transcript.verify(b"ready", body.mac, body.fingerprint)
-        self._finish(body.fingerprint)
-        return []
+        self._transcript.verify(b"ready", body.mac, _claims(body.fingerprint, body.media, body.ring))
+        self._compare(body.fingerprint)
+        if body.ring is None and TCP not in self._media:
+            raise self._refuse_media(body.media)
+        answers = [] if body.ring is None else [self._say(self._take(body.ring, body.media), Kind.TAKEN)]
+        self.done = True
+        return answers
+
+    def _take(self, ring: Ring, theirs: tuple[str, ...]) -> Taken:
+        """Take the ring; or TCP, when it cannot be reached and both have that."""
+        try:
+            if ring.medium not in self._media:
+                raise HandshakeError(f"Decode offered a ring of {ring.medium}.")
+            self.outlet = self._routes.outlet(ring)
+        except TransferError as error:
+            if TCP in self._media and TCP in theirs:
+                return Taken(medium=TCP, detail=clip(error.message))
+            raise self._refuse_media(theirs, error.message) from None
+        self.medium = ring.medium
+        return Taken(medium=ring.medium)
 
     def _greeted(self, body: Hello, data: bytes) -> list[Message]:
         self._meet(body)
@@ -241,6 +338,11 @@ class AcceptHandshake(Handshake):
         self.authenticated = True
         self._transcript.add(data)
         self._expected = Kind.READY
-        fingerprint = encode_fingerprint(self._identity.fingerprint)
-        mac = self._transcript.mac(b"accept", fingerprint)
-        return [self._say(Welcome(mac=mac, fingerprint=fingerprint), Kind.WELCOME)]
+        fingerprint, media = encode_fingerprint(self._identity.fingerprint), self._name_media()
+        mac = self._transcript.mac(b"accept", _claims(fingerprint, media))
+        return [self._say(Welcome(mac=mac, fingerprint=fingerprint, media=media), Kind.WELCOME)]
+
+
+def _claims(fingerprint: bytes, media: tuple[str, ...], ring: Ring | None = None) -> bytes:
+    """Return what a MAC covers of what a side says of itself."""
+    return msgspec.msgpack.encode((fingerprint, media, ring))

@@ -12,6 +12,7 @@ the next transfer dials anew. A lane that cannot even join is given up alone.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 
 from tollbridge.clock import Clock
@@ -76,6 +77,10 @@ class Lanes:
     def connections(self) -> list[Connection]:
         return [connection for board in self.boards for connection in board.connections()]
 
+    def num_connections_by_medium(self) -> dict[str, int]:
+        """Count the connections that have joined their pair."""
+        return dict(Counter(lane.medium for lanes in list(self._pairs.values()) for lane in lanes))
+
     def of(self, pair: int) -> tuple[Connection, ...]:
         """Return the lanes that have joined; empty once the pair is lost."""
         return self._pairs.get(pair, ())
@@ -93,6 +98,9 @@ class Lanes:
 
     def emit(self, connection: int, frame: bytes) -> None:
         self.first.emit(connection, frame)
+
+    def medium(self, connection: int) -> str:
+        return next((lane.medium for lane in self.of(connection)), "")
 
     def release(self, connection: int, transfer: bytes) -> None:
         for lane in self.of(connection):

@@ -28,6 +28,7 @@ class Ledger:
         self._reasons: Counter[str] = Counter()
         self._payload_bytes = 0
         self._wire_bytes = 0
+        self._bytes_by_medium: Counter[str] = Counter()
         self._recent: deque[tuple[int, float]] = deque(maxlen=_RECENT)  # (payload bytes, wire seconds)
         self._notify: Callable[[], None] = _ignore
         self._closed = False
@@ -65,7 +66,7 @@ class Ledger:
         with self._lock:
             self._closed = True
 
-    def statistics(self, num_connections: int) -> TransferStatistics:
+    def statistics(self, num_connections: int, by_medium: dict[str, int] | None = None) -> TransferStatistics:
         with self._lock:
             wire_s = sum(seconds for _, seconds in self._recent)
             return TransferStatistics(
@@ -79,6 +80,8 @@ class Ledger:
                 num_connections=num_connections,
                 goodput_bytes_per_s=sum(size for size, _ in self._recent) / wire_s if wire_s > 0 else 0.0,
                 failures_by_reason=dict(self._reasons),
+                num_connections_by_medium=by_medium or {},
+                payload_bytes_by_medium=dict(self._bytes_by_medium),
             )
 
     def active(self) -> frozenset[str]:
@@ -99,6 +102,8 @@ class Ledger:
             self._reasons[end.reason] += 1
         self._payload_bytes += end.payload_bytes
         self._wire_bytes += end.wire_bytes
+        if end.payload_bytes:
+            self._bytes_by_medium[end.medium] += end.payload_bytes
         if end.payload_bytes and end.wire_s > 0:
             self._recent.append((end.payload_bytes, end.wire_s))
 

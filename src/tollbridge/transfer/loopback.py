@@ -313,6 +313,9 @@ class _LoopbackWire:
     def emit(self, connection: int, frame: bytes) -> None:
         self._network.emit(self._to_receiver, connection, frame)
 
+    def medium(self, connection: int) -> str:
+        return "loopback"
+
     def release(self, connection: int, transfer: bytes) -> None:
         self._stage.settle(transfer)
 

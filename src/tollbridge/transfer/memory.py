@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from tollbridge.transfer.stage import PASSED, DirectStage, Fence, Stage
+from tollbridge.transfer import rows
+from tollbridge.transfer.rows import Bytes
+from tollbridge.transfer.stage import PASSED, DirectStage, Fence, Span, Stage
 
 
 class HostMemory(ABC):
@@ -28,6 +30,30 @@ class HostMemory(ABC):
         The range begins on a granule's edge, and a partial last granule counts as a whole one. Neighbouring blocks are
         merged into one view.
         """
+
+    def maybe_blocks(self, layer: int) -> Bytes | None:
+        """Return a layer as an array [num_blocks, bytes of a block]; None when its blocks are not one run of bytes."""
+        return None
+
+    def regions(self) -> list[memoryview]:
+        """Return what a NIC may be shown: all bytes that `views` aliases; empty when that is not known."""
+        return []
+
+    def copy_out(self, span: Span, target: memoryview) -> None:
+        """Copy the granules of `span` to `target`, which they fill."""
+        blocks = self.maybe_blocks(span.layer)
+        if blocks is not None and rows.is_whole(span, self.block_size):
+            rows.gather(blocks, span, target, block_size=self.block_size)
+        else:
+            rows.join(self.views(span.layer, span.table, span.first_token, span.num_tokens), target)
+
+    def copy_in(self, source: memoryview, span: Span) -> None:
+        """Copy `source` to the granules of `span`, which it fills."""
+        blocks = self.maybe_blocks(span.layer)
+        if blocks is not None and rows.is_whole(span, self.block_size):
+            rows.scatter(source, blocks, span, block_size=self.block_size)
+        else:
+            rows.part(source, self.views(span.layer, span.table, span.first_token, span.num_tokens))
 
     def fence(self) -> Fence:
         """Return a fence that is behind us: what the CPU wrote is written."""
@@ -65,7 +91,15 @@ class BufferMemory(HostMemory):
         self.token_bytes = token_bytes
         self.granule = granule
         self.granule_bytes = granule * token_bytes
+        self._data = data
         self._layers = [data[layer * layer_bytes : (layer + 1) * layer_bytes] for layer in range(num_layers)]
+        self._blocks = [rows.as_bytes(layer).reshape(num_blocks, -1) for layer in self._layers]
+
+    def maybe_blocks(self, layer: int) -> Bytes | None:
+        return self._blocks[layer]
+
+    def regions(self) -> list[memoryview]:
+        return [self._data]
 
     def views(self, layer: int, block_table: Sequence[int], first_token: int, num_tokens: int) -> list[memoryview]:
         """Return writable views of tokens [first_token, first_token + num_tokens) of `layer`, in order."""

@@ -23,6 +23,9 @@ Lane: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=256)]
 DigestBytes: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=1, max_length=64)]
 
 
+Media: TypeAlias = Annotated[tuple[Code, ...], msgspec.Meta(max_length=8)]  # names, the best first
+
+
 class _Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of all bodies."""
 
@@ -51,18 +54,45 @@ class Proof(_Body, frozen=True, kw_only=True):
     mac: Bytes32
 
 
+class Ring(_Body, frozen=True, kw_only=True):
+    """Where the payloads of a connection go instead of through it: a ring of decode's (placed.py)."""
+
+    medium: Code
+    num_slots: Annotated[int, msgspec.Meta(ge=1, le=4096)]
+    slot_bytes: FrameBytes
+    name: Annotated[str, msgspec.Meta(max_length=100)] = ""  # shm: of the file
+    agent: Annotated[bytes, msgspec.Meta(max_length=32 * 1024)] = b""  # nixl: metadata of decode's agent
+    address: Annotated[int, msgspec.Meta(ge=0)] = 0  # nixl: of the ring
+
+
 class Welcome(_Body, frozen=True, kw_only=True):
-    """The listening side proves the same, and says what its KV bytes mean."""
+    """The listening side proves the same, says what its KV bytes mean, and which media it has."""
 
     mac: Bytes32
     fingerprint: FingerprintBytes
+    media: Media = ("tcp",)
 
 
 class Ready(_Body, frozen=True, kw_only=True):
-    """The dialling side says what its KV bytes mean."""
+    """The dialling side says what its KV bytes mean, which media it has, and offers a ring if one of them fits."""
 
     mac: Bytes32
     fingerprint: FingerprintBytes
+    media: Media = ("tcp",)
+    ring: Ring | None = None
+
+
+class Taken(_Body, frozen=True, kw_only=True):
+    """Prefill's answer to a ring: the medium of this connection, and why when it is not the ring's."""
+
+    medium: Code
+    detail: Detail = ""
+
+
+class Credit(_Body, frozen=True, kw_only=True):
+    """Decode gave back so many slots of the ring since the beginning."""
+
+    total: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Refuse(_Body, frozen=True, kw_only=True):
@@ -112,7 +142,9 @@ class Ping(_Body, frozen=True, kw_only=True):
     """Decode is alive; prefill drops a connection with open transfers that stays silent."""
 
 
-Body: TypeAlias = Hello | Challenge | Proof | Welcome | Ready | Refuse | Open | State | Cancel | Result | Fail | Ping
+Body: TypeAlias = (
+    Hello | Challenge | Proof | Welcome | Ready | Refuse | Open | State | Cancel | Result | Fail | Ping | Taken | Credit
+)
 
 TYPES: dict[Kind, type[Body]] = {
     Kind.HELLO: Hello,
@@ -127,6 +159,8 @@ TYPES: dict[Kind, type[Body]] = {
     Kind.RESULT: Result,
     Kind.FAIL: Fail,
     Kind.PING: Ping,
+    Kind.TAKEN: Taken,
+    Kind.CREDIT: Credit,
 }
 KINDS: dict[type[Body], Kind] = {struct: kind for kind, struct in TYPES.items()}
 _FINGERPRINT = msgspec.msgpack.Decoder(Fingerprint)

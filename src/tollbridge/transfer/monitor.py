@@ -59,6 +59,9 @@ class Monitor:
     def emit(self, connection: int, frame: bytes) -> None:
         self._wire.emit(connection, frame)
 
+    def medium(self, connection: int) -> str:
+        return self._wire.medium(connection)
+
     def release(self, connection: int, transfer: bytes) -> None:
         self._releases.append(partial(self._wire.release, connection, transfer))
 

@@ -10,6 +10,8 @@ from tollbridge.transfer.channel import TlsFiles
 from tollbridge.transfer.frames import MAX_PAYLOAD_BYTES
 
 MAX_STREAMS = 64
+AUTO = "auto"
+MEDIA = (AUTO, "tcp", "shm", "nixl")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,7 @@ class TransferOptions:
 
     secret: bytes | None = field(default=None, repr=False)  # the cluster secret; never in a log
     tls: TlsFiles | None = None  # None: frames travel in the clear
+    media: str = "tcp"  # what carries payloads: tcp, shm, nixl, or auto: the best that both sides have
     codec: str = "none"  # how KV travels: none, fp8 (see codec.py); both sides must say the same
     bind_host: str = "127.0.0.1"
     bind_port: int = 0  # 0: choose a free one
@@ -49,6 +52,11 @@ class TransferOptions:
         _require(
             0 < self.min_frame_bytes <= (self.max_frame_bytes or MAX_PAYLOAD_BYTES) <= MAX_PAYLOAD_BYTES,
             f"min_frame_bytes <= max_frame_bytes <= {MAX_PAYLOAD_BYTES} must hold",
+        )
+        _require(self.media in MEDIA, f"media must be one of {', '.join(MEDIA)}, not {self.media!r}")
+        _require(
+            self.media != "nixl" or self.tls is None,
+            "media nixl moves KV outside of TLS: use auto, tcp or shm with tls",
         )
         cap = self.bandwidth_cap_bytes_per_s
         _require(cap is None or cap > 0, "bandwidth_cap_bytes_per_s must be positive or absent")

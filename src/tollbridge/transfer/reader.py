@@ -4,6 +4,9 @@ A DATA payload is received into the buffers of the landing that the sink names, 
 each is hashed at once. A payload that nobody wants, or no longer, goes through a small scratch buffer. When the sink
 has no room for a payload, the reader waits with it: `waiting` says so, and the next `read` asks again.
 
+Where payloads are placed in a ring (placed.py), a DATA header is all that arrives, and the payload is copied from its
+slot and hashed where it then lies.
+
 `release` may be called from any thread: `_lock` is held whenever a payload is written or the landing changes hands, and
 never while the sink is called.
 """
@@ -18,6 +21,7 @@ from xxhash import xxh3_64
 
 from tollbridge.transfer.channel import Channel
 from tollbridge.transfer.frames import HEADER_BYTES, Header, Kind, check_body, parse_header
+from tollbridge.transfer.placed import Inlet
 from tollbridge.transfer.stage import Landing
 from tollbridge.transfer.writer import IOV_MAX, drop_front
 
@@ -48,11 +52,18 @@ class ConnectionClosedError(OSError):
 
 
 class FrameReader:
-    """See the top of the file. `authenticated` says whether the peer has proven the secret; limits are low before."""
+    """See the top of the file. `authenticated` says whether the peer has proven the secret; limits are low before.
 
-    def __init__(self, sink: Sink, authenticated: Callable[[], bool]) -> None:
+    `given_back` hears of each slot that is free again, by the number of them since the beginning.
+    """
+
+    def __init__(
+        self, sink: Sink, authenticated: Callable[[], bool], given_back: Callable[[int], None] = lambda total: None
+    ) -> None:
         self._sink = sink
         self._authenticated = authenticated
+        self._given_back = given_back
+        self.inlet: Inlet | None = None  # where payloads lie; None: they come through the channel
         self._lock = threading.Lock()
         self._head = memoryview(bytearray(HEADER_BYTES))
         self._head_bytes = 0  # of the header, so far
@@ -66,6 +77,7 @@ class FrameReader:
         self._batch: list[memoryview] = []
         self._batch_bytes = 0  # in it
         self._is_coarse = False  # the batches are few and large
+        self._placed_bytes = 0  # taken from the ring, not counted yet
         self._moved = False  # bytes of a DATA frame that is not whole yet, which the sink has not heard of
         self._hash = xxh3_64()
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
@@ -94,7 +106,8 @@ class FrameReader:
                 break
             if received == 0:
                 raise ConnectionClosedError("the peer closed the connection")
-            total += received
+            total += received + self._placed_bytes
+            self._placed_bytes = 0
         channel.await_bytes(awaited_bytes)
         if self._moved and self._header is not None:
             self._moved = False
@@ -113,6 +126,8 @@ class FrameReader:
         """Write into no blocks any more: the connection is gone."""
         with self._lock:
             self._give_up()
+            if self.inlet is not None:
+                self.inlet.close()
 
     def _give_up(self) -> None:
         if self._landing is not None:
@@ -165,7 +180,27 @@ class FrameReader:
                 self._landing = landing
                 self._batches, self._batch = _batches(landing.buffers, landing.batch_bytes), []
                 self._is_coarse = landing.batch_bytes >= _MAX_AWAITED_BYTES
+        if self.inlet is not None:
+            self._take_placed(self._header, self.inlet)
         return True
+
+    def _take_placed(self, header: Header, inlet: Inlet) -> None:
+        """Take a whole payload from its slot, and give that back."""
+        with self._lock:
+            landing, payload = self._landing, inlet.payload(header.payload_bytes)
+            if landing is not None:
+                landing.fill(payload)
+                for view in landing.buffers:
+                    self._hash.update(view)
+            self._left_bytes = 0
+            self._header = self._landing = None
+            self._is_coarse = False
+            self._batches = iter(())
+        self._placed_bytes += header.payload_bytes
+        self._given_back(inlet.advance())
+        if landing is not None:
+            self._sink.data_moved(header)
+            self._sink.end_data(header, self._hash.intdigest(), landing)
 
     def _receive_body(self, channel: Channel, header: Header) -> int:
         received = channel.recv_into(memoryview(self._body)[-self._left_bytes :])

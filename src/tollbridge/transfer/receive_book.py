@@ -204,6 +204,7 @@ class ReceiveBook:
         return session
 
     def _ask(self, session: ReceiveSession) -> None:
+        session.tally.medium = self._wire.medium(session.connection)
         session.ask()
         self._say_open(session)
         self._maybe_done(session)

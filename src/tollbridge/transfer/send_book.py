@@ -242,6 +242,7 @@ class SendBook:
                 max_payload_bytes=body.max_payload_bytes,
             )
         )
+        session.tally.medium = self._wire.medium(connection)
         session.tally.control(body_bytes)
         self._by_connection.setdefault(connection, {})[header.transfer] = session
         verdict = session.mismatch()

@@ -41,6 +41,10 @@ class Parcel(Protocol):
         """Return the checksum of the payload and its bytes; waits for a copy engine at most."""
         ...
 
+    def copy_to(self, target: memoryview) -> None:
+        """Copy the payload to `target`, which it fills, instead of loading it."""
+        ...
+
     def settle(self, rest: list[memoryview] | None) -> list[memoryview]:
         """Let go of the blocks. `rest` is what is left of the loaded frame (None: not loaded); return it, safe."""
         ...
@@ -55,6 +59,10 @@ class Landing(Protocol):
 
     buffers: Sequence[memoryview]
     batch_bytes: int  # to receive and hash at a time
+
+    def fill(self, payload: memoryview) -> None:
+        """Copy a whole payload to the buffers."""
+        ...
 
     def commit(self) -> None:
         """The buffers hold the payload and its checksum fits: bring it to its blocks."""
@@ -83,6 +91,10 @@ class Stage(Protocol):
         ...
 
     def leave(self) -> None: ...
+
+    def regions(self) -> list[memoryview]:
+        """Return the memory in which parcels lie when they are loaded, as far as it is known; for a NIC to read."""
+        ...
 
     def has_room(self) -> bool:
         """Whether `lift` and `land` may be called now; one of them uses the room up."""
@@ -119,6 +131,9 @@ class _Nowhere:
     buffers: Sequence[memoryview] = ()
     batch_bytes = 0
 
+    def fill(self, payload: memoryview) -> None:
+        """Nothing to fill."""
+
     def commit(self) -> None:
         """Nothing to bring anywhere."""
 
@@ -131,9 +146,12 @@ NOWHERE: Landing = _Nowhere()
 
 
 class Viewable(Protocol):
-    """Memory that the CPU can address."""
+    """Memory that the CPU can address (memory.HostMemory)."""
 
     def views(self, layer: int, block_table: Sequence[int], first_token: int, num_tokens: int) -> list[memoryview]: ...
+    def regions(self) -> list[memoryview]: ...
+    def copy_out(self, span: Span, target: memoryview) -> None: ...
+    def copy_in(self, source: memoryview, span: Span) -> None: ...
 
 
 class DirectStage:
@@ -151,14 +169,17 @@ class DirectStage:
     def leave(self) -> None:
         """See join."""
 
+    def regions(self) -> list[memoryview]:
+        return self._memory.regions()
+
     def has_room(self) -> bool:
         return True
 
     def lift(self, span: Span) -> Parcel:
-        return _DirectParcel(self._memory.views(span.layer, span.table, span.first_token, span.num_tokens))
+        return _DirectParcel(self._memory, span)
 
     def land(self, transfer: bytes, span: Span, after: Fence) -> Landing:
-        return _DirectLanding(self._memory.views(span.layer, span.table, span.first_token, span.num_tokens))
+        return _DirectLanding(self._memory, span)
 
     def settle(self, transfer: bytes) -> None:
         """Committed is arrived."""
@@ -173,9 +194,17 @@ class DirectStage:
 class _DirectParcel:
     """Views of the cache, borrowed until they are sent."""
 
-    def __init__(self, views: list[memoryview]) -> None:
-        self.num_bytes = sum(map(len, views))
-        self._views = views
+    def __init__(self, memory: Viewable, span: Span) -> None:
+        self._memory = memory
+        self._span: Span | None = span  # None: the views are a copy
+        self._views = memory.views(span.layer, span.table, span.first_token, span.num_tokens)
+        self.num_bytes = sum(map(len, self._views))
+
+    def copy_to(self, target: memoryview) -> None:
+        if self._span is not None:
+            self._memory.copy_out(self._span, target)
+        else:
+            target[:] = self._views[0]
 
     def load(self) -> tuple[int, list[memoryview]]:
         checksum = xxh3_64()
@@ -186,7 +215,7 @@ class _DirectParcel:
 
     def settle(self, rest: list[memoryview] | None) -> list[memoryview]:
         if rest is None:
-            self._views = [memoryview(b"".join(self._views))]
+            self._views, self._span = [memoryview(b"".join(self._views))], None
             return []
         return [memoryview(b"".join(rest))]
 
@@ -201,8 +230,13 @@ class _DirectLanding:
         256 * 1024
     )  # fits the CPU's cache: hashing what is still in L2 costs a fifth of hashing it from memory
 
-    def __init__(self, views: list[memoryview]) -> None:
-        self.buffers: Sequence[memoryview] = views
+    def __init__(self, memory: Viewable, span: Span) -> None:
+        self.buffers: Sequence[memoryview] = memory.views(span.layer, span.table, span.first_token, span.num_tokens)
+        self._memory = memory
+        self._span = span
+
+    def fill(self, payload: memoryview) -> None:
+        self._memory.copy_in(payload, self._span)
 
     def commit(self) -> None:
         """The bytes are where they belong."""

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from xxhash import xxh3_64
 
 from tollbridge.errors import ConfigError
+from tollbridge.transfer.rows import join, part
 from tollbridge.transfer.stage import Fence, Landing, Parcel, Span
 
 _MAX_DEPTH = 3  # frames ahead: enough to keep a copy engine and a socket busy at once
@@ -85,6 +86,9 @@ class RingStage:
     def leave(self) -> None:
         with self._lock:
             self._num_users -= 1
+
+    def regions(self) -> list[memoryview]:
+        return [self._copier.slot(index) for index in range(self._num_slots)]
 
     def has_room(self) -> bool:
         with self._lock:
@@ -174,6 +178,10 @@ class _RingParcel:
         checksum.update(self._payload)
         return checksum.intdigest(), [self._payload]
 
+    def copy_to(self, target: memoryview) -> None:
+        self._fence.wait()
+        join([self._payload], target)
+
     def settle(self, rest: list[memoryview] | None) -> list[memoryview]:
         self._fence.wait()
         return rest or []  # it lies in the slot, which stays ours
@@ -199,6 +207,9 @@ class _RingLanding:
         self._span = span
         self._after = after
         self._slot: int | None = slot
+
+    def fill(self, payload: memoryview) -> None:
+        part(payload, self.buffers)
 
     def commit(self) -> None:
         assert self._slot is not None

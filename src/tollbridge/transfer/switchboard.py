@@ -30,7 +30,7 @@ from tollbridge.transfer.watchdog import overdue
 
 logger = logging.getLogger(__name__)
 
-_ROOM_S = 0.001  # how soon to look again for room for what arrived
+_ROOM_S = 0.001  # how soon to look again for room for what arrived, or for the end of a write to a ring
 
 _SHUTDOWN = Verdict("cancelled", Reason.SHUTDOWN, "This worker is shutting down.")
 
@@ -338,6 +338,8 @@ class Switchboard:
         if connection.number not in self._connections:
             return
         interest = selectors.EVENT_WRITE if connection.wants_write else 0
+        if connection.placing:
+            self.flush_at(connection.number, self._clock.monotonic() + _ROOM_S)
         self._unread.discard(connection.number)
         if connection.waits_for_room:
             self.flush_at(connection.number, self._clock.monotonic() + _ROOM_S)

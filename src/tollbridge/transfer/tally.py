@@ -14,6 +14,7 @@ from tollbridge.wire.params import Outcome
 class Tally:
     """Counts and times of one transfer. `wire_bytes` = payload + 64 per DATA frame + whole control frames."""
 
+    medium: str = ""
     opened_s: float | None = None
     first_byte_s: float | None = None
     last_byte_s: float | None = None
@@ -59,6 +60,7 @@ class Tally:
             outcome=verdict.outcome,
             reason=verdict.reason,
             detail=verdict.detail,
+            medium=self.medium,
             num_tokens=num_tokens if verdict.outcome == "done" else 0,
             payload_bytes=self.payload_bytes,
             wire_bytes=self.wire_bytes,

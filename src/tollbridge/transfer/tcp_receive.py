@@ -25,7 +25,9 @@ from tollbridge.transfer.ledger import Ledger
 from tollbridge.transfer.monitor import Monitor
 from tollbridge.transfer.net import is_numeric
 from tollbridge.transfer.options import TransferOptions
+from tollbridge.transfer.placed import Routes
 from tollbridge.transfer.receive_book import ReceiveBook
+from tollbridge.transfer.routes import MediaRoutes, require_media
 from tollbridge.transfer.stage import NOWHERE, Fence, Landing
 from tollbridge.transfer.switchboard import Switchboard
 from tollbridge.transfer.tally import Verdict
@@ -47,8 +49,9 @@ class TcpReceiver:
         clock: Clock | None = None,
     ) -> None:
         self._memory = memory
-        self._ledger = Ledger("tcp")
         options, clock = options or TransferOptions(), clock or SystemClock()
+        require_media(options)
+        self._ledger = Ledger(options.media)
         memory, fingerprint = coded(options.codec, memory, fingerprint)
         self._side = _ReceiveSide(memory, fingerprint, options, clock, self._ledger)
 
@@ -72,7 +75,9 @@ class TcpReceiver:
         self._ledger.set_listener(notify)
 
     def statistics(self) -> TransferStatistics:
-        return self._ledger.statistics(len(self._side.lanes.connections()))
+        return self._ledger.statistics(
+            len(self._side.lanes.connections()), self._side.lanes.num_connections_by_medium()
+        )
 
     def check(self) -> None:
         self._ledger.check()
@@ -82,6 +87,7 @@ class TcpReceiver:
         """End everything as cancelled(shutdown), join the threads, close the sockets. Idempotent."""
         self._ledger.close()
         self._side.lanes.stop()
+        self._side.routes.close()
         self._side.stage.close()
 
 
@@ -102,6 +108,7 @@ class _ReceiveSide:
         self.stage = memory.stage(
             max_payload_bytes=options.max_frame_bytes or memory.max_frame_bytes, ring_bytes=options.ring_bytes
         )
+        self.routes: Routes = MediaRoutes(options, self.stage, granule_bytes=memory.granule_bytes, expects=self.active)
         self.lanes = Lanes(
             self,
             options,
@@ -139,6 +146,7 @@ class _ReceiveSide:
                 for lane in self.lanes.of(number):
                     lane.heard_s = self._clock.monotonic()  # its silence so far was idleness
             self._book.open(load, number, connected=bool(self.lanes.of(number)), fence=fence)
+        self.routes.stir()
         if is_new:
             self._dial(number, address)
 
@@ -163,6 +171,7 @@ class _ReceiveSide:
                 self.lanes.join(connection)
                 return
             self._note_restart(connection)
+            logger.info("KV from %s:%d comes over %s.", *connection.peer, connection.medium)
             self.lanes.join(connection)
             self._book.connected(connection.number)
 

@@ -24,6 +24,8 @@ from tollbridge.transfer.monitor import Monitor
 from tollbridge.transfer.net import listen
 from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.pacing import TokenBucket
+from tollbridge.transfer.placed import Routes
+from tollbridge.transfer.routes import MediaRoutes, require_media
 from tollbridge.transfer.send_book import SendBook
 from tollbridge.transfer.stage import NOWHERE, PASSED, Landing
 from tollbridge.transfer.tally import Verdict
@@ -50,7 +52,8 @@ class TcpSender:
     ) -> None:
         self._options = options or TransferOptions()
         self._options.require_secret()
-        self._ledger = Ledger("tcp")
+        require_media(self._options)
+        self._ledger = Ledger(self._options.media)
         memory, fingerprint = coded(self._options.codec, memory, fingerprint)
         self._side = _SendSide(memory, fingerprint, self._options, clock or SystemClock(), self._ledger)
         self._memory = memory
@@ -102,7 +105,9 @@ class TcpSender:
         self._ledger.set_listener(notify)
 
     def statistics(self) -> TransferStatistics:
-        statistics = self._ledger.statistics(len(self._side.lanes.connections()))
+        statistics = self._ledger.statistics(
+            len(self._side.lanes.connections()), self._side.lanes.num_connections_by_medium()
+        )
         goodput = self._side.lanes.best_goodput_bytes_per_s or statistics.goodput_bytes_per_s
         return replace(statistics, goodput_bytes_per_s=goodput)  # a transfer's own rate includes waits for the engine
 
@@ -115,6 +120,7 @@ class TcpSender:
         self._ledger.close()
         self._gate.close()
         self._side.lanes.stop()
+        self._side.routes.close()
         self._side.stage.close()
 
 
@@ -138,6 +144,7 @@ class _SendSide:
         self.stage = memory.stage(
             max_payload_bytes=options.max_frame_bytes or memory.max_frame_bytes, ring_bytes=options.ring_bytes
         )
+        self.routes: Routes = MediaRoutes(options, self.stage, granule_bytes=memory.granule_bytes)
         self.lanes = Lanes(
             self,
             options,
@@ -196,9 +203,10 @@ class _SendSide:
             connection.pair = self._pairs[key]
             self.lanes.join(connection)
         self.lanes.post(partial(self.lanes.move, connection))
-        logger.debug(
-            "Decode worker %s:%d (%s), lane %d.", *connection.peer, connection.peer_incarnation.hex()[:8], lane
-        )
+        logger.info(
+            "Decode worker %s:%d (%s), lane %d: KV goes over %s.",
+            *connection.peer, connection.peer_incarnation.hex()[:8], lane, connection.medium,
+        )  # fmt: skip
 
     def lost(self, connection: Connection, verdict: Verdict) -> None:
         if connection.joined:
@@ -261,7 +269,8 @@ class _SendSide:
             if wait_s > 0 and self._book.busy(connection.pair):
                 self.lanes.flush_at(connection, now_s + wait_s)
                 return False
-            max_bytes = min(connection.sizer.frame_bytes, self.stage.max_payload_bytes, self._share(connection.pair))
+            limit = min(self.stage.max_payload_bytes, connection.max_payload_bytes)
+            max_bytes = min(connection.sizer.frame_bytes, limit, self._share(connection.pair))
             taken = self._book.take(connection.pair, max_bytes, self.lanes.goodput_bytes_per_s(connection.pair))
             connection.hungry = taken is None
             if taken is None:

@@ -29,8 +29,9 @@ def overdue(connection: Connection, options: TransferOptions, now_s: float, *, b
     # heartbeats come on the first lane of a pair; another may be silent, but not in the middle of a frame
     silent = (connection.is_first or connection.in_frame) and now_s - connection.heard_s > limit_s
     stuck = connection.wants_write and now_s - connection.moved_s > limit_s
+    full = connection.waits_for_ring and now_s - connection.room_s > limit_s
     flooded = connection.control_backlog_bytes > _MAX_CONTROL_BACKLOG
-    if silent or stuck or flooded:
+    if silent or stuck or full or flooded:
         what = "sent nothing" if silent else "took nothing"
         return Verdict("failed", Reason.STALLED, f"{name} {what} for {limit_s:g} s.")
     return None

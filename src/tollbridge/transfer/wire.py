@@ -14,6 +14,10 @@ class Wire(Protocol):
         """Queue a whole control frame; dropped when the connection is gone."""
         ...
 
+    def medium(self, connection: int) -> str:
+        """Return what carries the payloads of a connection."""
+        ...
+
     def release(self, connection: int, transfer: bytes) -> None:
         """Stop touching the blocks of `transfer`, in the middle of a frame if need be: it ended here.
 

@@ -20,6 +20,7 @@ from typing import Any
 from tollbridge.errors import StartupError
 from tollbridge.transfer.base import KVMemory
 from tollbridge.transfer.memory import BufferMemory, HostMemory
+from tollbridge.transfer.rows import Bytes
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,12 @@ class BlockMemory(HostMemory):
         if not 0 <= layer < self.num_layers:
             raise ValueError(f"layer {layer} is not within 0..{self.num_layers - 1}")
         return self._layers[layer].views(0, block_table, first_token, num_tokens)
+
+    def maybe_blocks(self, layer: int) -> Bytes | None:
+        return self._layers[layer].maybe_blocks(0)
+
+    def regions(self) -> list[memoryview]:
+        return [region for layer in self._layers for region in layer.regions()]
 
 
 def block_memory(tensors: Sequence[Any], regions: Sequence[Region], *, num_blocks: int, block_bytes: int) -> KVMemory:

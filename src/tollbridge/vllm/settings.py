@@ -13,7 +13,7 @@ from tollbridge.config.cluster import SecretConfig
 from tollbridge.config.secret import require_secret
 from tollbridge.errors import ConfigError
 from tollbridge.transfer.channel import TlsFiles
-from tollbridge.transfer.options import TransferOptions
+from tollbridge.transfer.options import AUTO, TransferOptions
 
 DEFAULT_PORT = 7801
 MAX_PORT = 65535
@@ -38,7 +38,11 @@ class ConnectorSettings:
         """Return the transfer options of one worker process."""
         port = self.kv_port + tp_rank if self.kv_port else 0
         return TransferOptions(
-            secret=self.secret, tls=self.tls, bind_host=self.kv_host, bind_port=port, **self.transfer
+            **{"media": AUTO, **self.transfer},
+            secret=self.secret,
+            tls=self.tls,
+            bind_host=self.kv_host,
+            bind_port=port,
         )
 
 

@@ -44,6 +44,7 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     outcome: Outcome
     reason: str = ""  # a short code, e.g. "checksum"; empty when done
     detail: str = ""  # one sentence for a person
+    medium: str = ""  # what carried the payloads, e.g. "tcp"; empty when it never got to a connection
     num_tokens: int = 0  # tokens of KV in the accepted range
     payload_bytes: int = 0  # KV bytes on the wire, without headers
     wire_bytes: int = 0  # payload + frame headers + control messages of this transfer, as this side counted them

@@ -97,8 +97,8 @@ class StatisticsCollector(Collector):
 
     def _transfer_families(self, by_side: dict[str, TransferStatistics]) -> Iterator[Metric]:
         yield self._by_side(GaugeMetricFamily, "active", "Transfers under way.", by_side, lambda s: s.active)
-        yield self._by_side(
-            GaugeMetricFamily, "connections", "Open KV connections.", by_side, lambda s: s.num_connections
+        yield self._by_medium(
+            GaugeMetricFamily, "connections", "Open KV connections.", by_side, lambda s: s.num_connections_by_medium
         )
         yield self._by_side(
             GaugeMetricFamily,
@@ -107,8 +107,12 @@ class StatisticsCollector(Collector):
             by_side,
             lambda s: s.goodput_bytes_per_s,
         )
-        yield self._by_side(
-            CounterMetricFamily, "payload_bytes", "KV bytes, without headers.", by_side, lambda s: s.payload_bytes
+        yield self._by_medium(
+            CounterMetricFamily,
+            "payload_bytes",
+            "KV bytes, without headers, by what carried them.",
+            by_side,
+            lambda s: s.payload_bytes_by_medium,
         )
         yield self._by_side(
             CounterMetricFamily, "wire_bytes", "Bytes on the wire, headers included.", by_side, lambda s: s.wire_bytes
@@ -136,6 +140,20 @@ class StatisticsCollector(Collector):
         made = family(f"tollbridge:transfer_{name}", what, labels=[*self._names, "side"])
         for side, statistics in by_side.items():
             made.add_metric([*self._values, side], value(statistics))
+        return made
+
+    def _by_medium(
+        self,
+        family: type[GaugeMetricFamily] | type[CounterMetricFamily],
+        name: str,
+        what: str,
+        by_side: dict[str, TransferStatistics],
+        values: Callable[[TransferStatistics], dict[str, int]],
+    ) -> Metric:
+        made = family(f"tollbridge:transfer_{name}", what, labels=[*self._names, "side", "medium"])
+        for side, statistics in by_side.items():
+            for medium, value in values(statistics).items():
+                made.add_metric([*self._values, side, medium], value)
         return made
 
     def _gauge(self, name: str, what: str, value: float) -> Metric:

@@ -59,6 +59,7 @@ def maybe_media(cluster: ClusterConfig, worker: WorkerConfig, secret: bytes | No
         TransferOptions(
             secret=secret,
             tls=TlsFiles(**msgspec.structs.asdict(tls)) if tls else None,
+            media=cluster.transfer.media,
             codec=cluster.transfer.codec,
             bind_host=address.host,
             bind_port=address.port,
@@ -71,7 +72,9 @@ def maybe_media(cluster: ClusterConfig, worker: WorkerConfig, secret: bytes | No
 
 def _refuse_unsupported(transfer: TransferConfig) -> None:
     if transfer.media == "loopback":
-        raise ConfigError("transfer.media loopback works within one process only: use auto or tcp for workers.")
+        raise ConfigError(
+            "transfer.media loopback works within one process only: use auto, tcp, shm or nixl for workers."
+        )
 
 
 def _maybe_number(value: int | Literal["auto"]) -> int | None:
