@@ -176,8 +176,23 @@ def test_vetoes_are_reasons(more: dict[str, object], p: dict[str, object], d: di
 
 
 def test_decode_may_veto_what_it_computes_in_time_for_everybody() -> None:
-    """A chunk of 79 tokens and four streams take 0.2 s less than nothing more: the SLO of a gap."""
-    assert ask(768, fleet(cost(1e8), *pair(d=BUSY))).terms["veto_tokens"] == pytest.approx(88, abs=2)
+    """A chunk of 88 tokens beside four streams takes 0.2 s, the SLO of a gap."""
+    model = cost(1e9)
+    for at in range(60):
+        model.stalling(500, at * 0.5)
+    view = FleetView(workers=pair(d=BUSY), pricing=Pricing(cost=model, slo=SLO, explore=0.0, now_s=30.0))
+    decision = ask(500, view)
+    assert decision.reason == "split_pays"
+    assert decision.terms["veto_tokens"] == pytest.approx(88, abs=2)
+
+
+def test_who_wants_a_split_for_another_reason_gets_no_veto() -> None:
+    """Nor does one that is to teach what the link carries."""
+    view = fleet(cost(1e7), *pair(), explore=1.0)
+    forced = decide(RequestView(id="r", prompt_tokens=100), view, "local", "split")
+    explored = ask(200, view)
+    assert (forced.choice, explored.reason) == ("split", "explore")
+    assert "veto_tokens" not in forced.terms and "veto_tokens" not in explored.terms
 
 
 def test_a_full_worker_is_avoided() -> None:

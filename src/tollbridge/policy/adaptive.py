@@ -33,7 +33,11 @@ def adaptive(request: RequestView, fleet: FleetView) -> Decision:
     veto, pairs = _pairs(request, fleet, estimator, sides)
     split = _best_split(estimator, pairs, local.cost)
     if split is not None and _pays(split, local):
-        return _decision(request, estimator, split, local, split, "split_pays")
+        decision = _decision(request, estimator, split, local, split, "split_pays")
+        # Only here: who wants a split for another reason than its price wants it at any price.
+        return msgspec.structs.replace(
+            decision, terms={**decision.terms, "veto_tokens": float(estimator.veto_tokens(split))}
+        )
     explored = _explore(request, estimator, pairs, local)
     if explored is not None:
         return _decision(request, estimator, explored, local, explored, "explore")
@@ -203,7 +207,6 @@ def _terms(estimator: Estimator, chosen: Candidate, local: Candidate, split: Can
             "decode_wait_s": split.decode.wait_s,
             "decode_cached_tokens": split.decode.cached,
             "link_spread": path.spread,
-            "veto_tokens": estimator.veto_tokens(split),
         }
     return {name: float(f"{value:.5g}") for name, value in terms.items()}
 
