@@ -174,3 +174,13 @@ async def test_a_storm_of_retries_is_impossible() -> None:
         assert all(answer.status in (502, 503) for answer in answers)
         assert sum(len(worker.seen) for worker in r.workers.values()) <= 30 + 3 + 3
         assert await r.metric("retries_refused_total") >= 24
+
+
+async def test_a_long_answer_closes_the_breaker_with_its_first_word() -> None:
+    async with rig(StubWorker("d0")) as r:
+        r["d0"].behaviour["local"] = Behaviour("die")
+        await r.post(STREAM)
+        r["d0"].behaviour["local"] = Behaviour("stall", after=1)
+        async with r.open(STREAM) as response:
+            await response.content.readuntil(b"\n\n")
+            assert (await r.get("/health")).json["workers"]["d0"]["suspect"] is False

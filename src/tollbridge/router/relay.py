@@ -40,6 +40,7 @@ class Relay:
         self._begin = begin
         self._finish = finish
         self._idle_s = context.config.router.idle_timeout_s
+        self._has_spoken = False  # the worker of the present attempt
 
     async def answer(
         self,
@@ -91,7 +92,11 @@ class Relay:
         self, worker: Worker, response: aiohttp.ClientResponse, limit: Deadline, events: EventFilter
     ) -> web.StreamResponse:
         """Relay a stream, event by event. The head leaves with the first event: until then a retry is possible."""
+        self._has_spoken = False
         async for data in _pieces(worker, response, events):
+            if not self._has_spoken:
+                self._has_spoken = True
+                self._context.fleet.succeeded(worker)  # not only at the end: a breaker would wait for it
             if self._client.response is None:
                 self._begin()
                 await self._client.begin_stream(self._outcome.header())
