@@ -11,12 +11,15 @@ thread before the fork, so torch is imported and not used.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
 
 
 class Zygote:
@@ -77,6 +80,7 @@ def main() -> None:
             print(pid, flush=True)
             continue
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # nobody outlives the zygote
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)

@@ -90,6 +90,11 @@ def test_a_file_with_comments_only_is_all_defaults(cluster_file: Path) -> None:
         ("workers: [{name: P 0}]", "but must be lower-case letters, digits and hyphens, 63 at most."),
         ("workers: [{name: a}, {name: a}]", 'is "a", the name of workers[0]: give each worker its own name.'),
         ("workers: [{name: a, url: 'http://127.0.0.1:8000/'}]", "of router.port: give each listener its own."),
+        ("router: {tenants: [{name: A, keys: [k]}]}", "digits and hyphens, and differ from others."),
+        ("router: {tenants: [{name: default, keys: [k]}]}", "and differ from others."),
+        ("router: {tenants: [{name: a, keys: []}]}", "must be at least one key, none of them empty or another's."),
+        ("router: {tenants: [{name: a, keys: [k]}, {name: b, keys: [k]}]}", "none of them empty or another's."),
+        ("router: {api_keys: [k], tenants: [{name: a, keys: [k]}]}", "none of them empty or another's."),
         ("links: [{from: a, to: b}]", 'links[0].from is "a", but no worker has that host: known are node-a.'),
     ],
 )  # fmt: skip

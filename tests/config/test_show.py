@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tollbridge.config.cluster import ClusterConfig, LinkConfig, RouterConfig
+from tollbridge.config.cluster import ClusterConfig, LinkConfig, RouterConfig, TenantConfig
 from tollbridge.config.load import Loaded, load
 from tollbridge.config.show import dump, render
 
@@ -24,8 +24,11 @@ def test_the_print_reads_back_and_names_sources(tmp_path: Path) -> None:
 
 
 def test_api_keys_are_not_printed() -> None:
-    text = render(Loaded(cluster=ClusterConfig(router=RouterConfig(api_keys=["sk-hidden"])), sources={}))
+    tenants = [TenantConfig(name="a", keys=["sk-hidden-too"])]
+    router = RouterConfig(api_keys=["sk-hidden"], tenants=tenants)
+    text = render(Loaded(cluster=ClusterConfig(router=router), sources={}))
     assert "sk-hidden" not in text
+    assert '"a"' in text
 
 
 def test_a_dump_reads_back_and_is_private(tmp_path: Path) -> None:
