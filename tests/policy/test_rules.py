@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tollbridge.errors import UnavailableError
 from tollbridge.policy.registry import POLICIES
-from tollbridge.policy.rules import local, split
+from tollbridge.policy.rules import NO_PARTNER, NOT_SPLIT, local, split
 from tollbridge.policy.views import FleetView, RequestView, WorkerView
 
 REQUEST = RequestView(id="r")
@@ -115,7 +115,7 @@ def test_a_worker_that_may_pin_no_more_prefills_for_nobody() -> None:
     assert (decision.choice, decision.prefill) == ("split", "p1")
 
 
-@pytest.mark.parametrize("code", ["prompt_list", "several_choices"])
+@pytest.mark.parametrize("code", sorted(NOT_SPLIT.keys() - NO_PARTNER))
 def test_what_cannot_be_split_is_not(code: str) -> None:
     decision = split(RequestView(id="r", unsplittable=code), fleet(p(), d()))
     assert (decision.choice, decision.reason) == ("local", code)

@@ -138,9 +138,9 @@ class TestSplit:
     @pytest.mark.parametrize(
         ("body", "reason"),
         [
-            ({"prompt": ["a", "b"]}, "prompt_list"),
-            ({"prompt": [[1, 2], [3]]}, "prompt_list"),
             ({"prompt": "a", "n": 2}, "several_choices"),
+            ({"prompt": "a", "prompt_logprobs": 1}, "prompt_logprobs"),
+            ({"prompt": "", "prompt_embeds": "AAAA"}, "prompt_embeds"),
         ],
     )
     async def test_what_one_transfer_cannot_carry_runs_local_and_says_so(self, body: object, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -59,3 +60,24 @@ async def test_local_request_is_passed_as_it_is() -> None:
         await r.post(STREAM, policy="local")
         (seen,) = r["p0"].seen + r["d0"].seen
         assert "stream_options" not in seen.body
+
+
+async def test_several_choices_are_split() -> None:
+    async with vllm_pair(99) as r:
+        assert (await r.post(STREAM | {"n": 3}, policy="split")).decision["choice"] == "split"
+        (prefill,), (decode,) = r["p0"].seen, r["d0"].seen
+        assert (prefill.body["n"], decode.body["n"]) == (1, 3)
+
+
+async def test_an_adapter_is_served_locally_and_says_so() -> None:
+    async with vllm_pair(99) as r:
+        cards = [{"id": "stub-model"}, {"id": "poet", "root": "/adapters/poet", "parent": "stub-model"}]
+        for stub in r.workers.values():
+            stub.odd_models = json.dumps({"object": "list", "data": cards}).encode()
+            stub.healthy = False
+            await r.until_ready(stub.name, False)
+            stub.healthy = True
+            await r.until_ready(stub.name)
+        answer = await r.post(STREAM | {"model": "poet"}, policy="split")
+        assert (answer.decision["choice"], answer.decision["reason"]) == ("local", "lora_adapter")
+        assert (await r.post(STREAM | {"model": "stub-model"}, policy="split")).decision["choice"] == "split"

@@ -78,6 +78,8 @@ class StubWorker:
         self.num_slow = 0
         self.tokens = ["Hel", "lo", " wor", "ld"]
         self.names_ids = True  # answers `return_token_ids`
+        self.parrot = False  # generate the prompt's own characters instead of `tokens`
+        self.refuses: object = None  # a prompt that is the client's mistake
         self.prompt_tokens = 100
         self.cached_tokens = 0
         self.behaviour: dict[str, Behaviour] = {}
@@ -170,6 +172,9 @@ class StubWorker:
         body = await request.json()
         role, transfer_id = self._role(body)
         self.seen.append(Seen(request.path, role, {k.lower(): v for k, v in request.headers.items()}, body))
+        if role == "release":
+            self.released.put_nowait(transfer_id)
+            return web.json_response(self._whole(body, None))
         self.arrived[role].set()
         try:
             return await self._behave(request, body, role, transfer_id)
@@ -190,6 +195,8 @@ class StubWorker:
             await behaviour.hold.wait()
         if behaviour.mode == "hang":
             await asyncio.Event().wait()
+        if self.refuses is not None and body.get("prompt") == self.refuses:
+            return web.json_response({"error": {"message": "this prompt is odd", "param": "prompt"}}, status=400)
         if behaviour.mode == "error":
             return web.json_response({"error": behaviour.error}, status=behaviour.status)
         if behaviour.mode == "die" and not behaviour.after:
@@ -252,7 +259,7 @@ class StubWorker:
         return WorkerReport(**(fields | self.report.get(role, {})))
 
     def _whole(self, body: dict[str, Any], report: WorkerReport | None) -> dict[str, Any]:
-        text = "".join(self.tokens)
+        text = "".join(self._tokens(body))
         choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
         choice |= {"message": {"role": "assistant", "content": text}} if "messages" in body else {"text": text}
         whole = {"id": "x", "created": 1, "model": self.model, "choices": [choice], "usage": self._usage()}
@@ -263,9 +270,9 @@ class StubWorker:
         common = {"id": "x", "created": 1, "model": self.model}
         common["object"] = "chat.completion.chunk" if chat else "text_completion"
         chunks = []
-        said = _said(body)
-        for at, token in list(enumerate(self.tokens))[said:]:
-            last = at == len(self.tokens) - 1
+        said, tokens = _said(body), self._tokens(body)
+        for at, token in list(enumerate(tokens))[said:]:
+            last = at == len(tokens) - 1
             choice: dict[str, Any] = {"index": 0, "finish_reason": "stop" if last else None}
             choice |= {"delta": {"content": token}} if chat else {"text": token}
             ids: dict[str, Any] = {}
@@ -277,6 +284,9 @@ class StubWorker:
         if (body.get("stream_options") or {}).get("include_usage"):
             chunks.append(common | {"choices": [], "usage": self._usage(said)})
         return chunks
+
+    def _tokens(self, body: dict[str, Any]) -> list[str]:
+        return list(body["prompt"]) if self.parrot else self.tokens
 
     def _usage(self, said: int = 0) -> dict[str, Any]:
         out = len(self.tokens) - said

@@ -18,7 +18,11 @@ NOT_SPLIT: dict[str, str] = {
     "no_ready_decode": "No decode worker is ready beside the prefill worker",
     "connectors_differ": "No ready decode worker has the connector of a ready prefill worker",
     "prompt_list": "Several prompts in one request cannot share one transfer",
-    "several_choices": "Several choices (n > 1) cannot share one transfer",
+    "several_choices": "Several choices (n > 1) share one transfer on vLLM with our connector only",
+    "multimodal": "The KV of images, audio and video is not shipped",
+    "lora_adapter": "The KV of a LoRA adapter is not shipped",
+    "prompt_embeds": "A prompt of embeddings has no token ids to name its KV by",
+    "prompt_logprobs": "Log probabilities of the prompt make the decode worker compute all of it",
     "no_kv_room": "No decode worker has room for its KV",
     "unknown_link": "Nobody has seen what the links carry",
 }

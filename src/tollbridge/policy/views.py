@@ -80,7 +80,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     cached: Mapping[str, int] = {}  # worker name -> leading prompt tokens in its prefix cache; absent: 0
     session: str | None = None  # requests of one session are better off on one worker
     priority: int = 0  # lower is served earlier, as vLLM has it
-    unsplittable: str | None = None  # a reason code when one transfer cannot carry it: "prompt_list", "several_choices"
+    unsplittable: str | None = None  # a reason code of `rules.NOT_SPLIT` when one transfer cannot carry it
 
 
 def prompt_tokens(request: RequestView) -> int:

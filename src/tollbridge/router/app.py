@@ -16,7 +16,7 @@ from tollbridge.cost.model import CostModel
 from tollbridge.errors import TollbridgeError
 from tollbridge.obs.tracing import NoTracer, Tracer
 from tollbridge.policy import registry
-from tollbridge.router import forward, ingress, openapi, views
+from tollbridge.router import fanout, forward, ingress, openapi, views
 from tollbridge.router.admission import Admission
 from tollbridge.router.answers import Handler, errors_as_json, json_answer
 from tollbridge.router.bodies import Bodies
@@ -145,6 +145,9 @@ async def generate(request: web.Request) -> web.StreamResponse:
                 trace.end(error=str(error) or type(error).__name__)
                 raise
             arrival = Arrival(at_s=arrived_s, queue_s=queue_s, tenant=request[TENANT], trace=trace)
+            if decision.reason == fanout.REASON:
+                await stack.aclose()  # each prompt needs a place of its own
+                return await fanout.Fanout(context, call, Client(request), arrival).run()
             return await Flow(context, call, Client(request), decision, arrival).run()
 
 

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import msgspec
 
+from tollbridge.config.cluster import WorkerConfig
 from tollbridge.policy.decide import decide
 from tollbridge.policy.views import RequestView
 from tollbridge.router.context import Context
+from tollbridge.router.fleet import Worker
 from tollbridge.router.ingress import Body, Call
 from tollbridge.wire.decision import Decision
 
 _LIST_OF_PROMPTS = re.compile(rb'\s*\[\s*["\[]')  # ["text", ...] or [[ids], ...]; [1, 2] is one prompt
 _INTEGER = re.compile(rb"-?[0-9]{1,18}")
 _SEVERAL = ("n", "best_of")
+# A part of a chat message that is no text. Inside text the quotes are escaped, so text cannot imitate it.
+_NO_TEXT = re.compile(rb'"type"\s*:\s*"(?:image|audio|video|input_audio|input_image|file)[a-z_]*"')
 
 
 def decide_call(context: Context, call: Call) -> Decision:
@@ -24,28 +29,59 @@ def decide_call(context: Context, call: Call) -> Decision:
     """
     router = context.config.router
     fleet = msgspec.structs.replace(context.fleet.view(call.model), pricing=context.learner.pricing())
-    return decide(request_view(call), fleet, router.policy, call.override, on_no_prefill=router.on_no_prefill)
+    view = request_view(call, [context.fleet[worker.name] for worker in fleet.workers])
+    return decide(view, fleet, router.policy, call.override, on_no_prefill=router.on_no_prefill)
 
 
-def request_view(call: Call) -> RequestView:
-    """Return what a policy may know of the request."""
+def request_view(call: Call, workers: Sequence[Worker] = ()) -> RequestView:
+    """Return what a policy may know of the request; `workers` are those that may serve it."""
     return RequestView(
         id=call.id,
         body_bytes=call.body_bytes,
         prompt_tokens=_num_token_ids(call.body),
         max_tokens=_maybe_int(call.body, "max_completion_tokens") or _maybe_int(call.body, "max_tokens"),
-        unsplittable=_unsplittable(call.body),
+        unsplittable=_unsplittable(call.body) or _unsplittable_by(workers, call),
     )
 
 
+def num_choices(call: Call) -> int:
+    """Return how many choices each prompt gets."""
+    return max(_maybe_int(call.body, "n") or 1, 1)
+
+
 def _unsplittable(body: Body) -> str | None:
-    """One transfer carries the KV of one prompt: the reason code when the request has more."""
-    if any((_maybe_int(body, name) or 1) > 1 for name in _SEVERAL):
-        return "several_choices"
-    prompt = body.get("prompt")
+    """One transfer carries the KV of one prompt of text: the reason code when the request is of another kind."""
+    if _is_list_of_prompts(body.get("prompt")):
+        return "prompt_list"
+    if _given(body, "prompt_embeds"):
+        return "prompt_embeds"
+    if _given(body, "prompt_logprobs") or (_given(body, "echo") and _given(body, "logprobs")):
+        return "prompt_logprobs"
+    return "multimodal" if _NO_TEXT.search(body.get("messages", b"")) else None
+
+
+def _unsplittable_by(workers: Sequence[Worker], call: Call) -> str | None:
+    """Return what these workers cannot split, as a reason code: adapters; several choices, which vLLM can."""
+    if any(card.get("id") == call.model and card.get("parent") for worker in workers for card in worker.models):
+        return "lora_adapter"
+    several = any((_maybe_int(call.body, name) or 1) > 1 for name in _SEVERAL)
+    shares = workers and all(_shares_loads(worker.config) for worker in workers)
+    return "several_choices" if several and not shares else None
+
+
+def _shares_loads(config: WorkerConfig) -> bool:
+    """Our connector lets the choices of one prompt share a load; vLLM's own let each of them take the same blocks."""
+    return config.engine == "vllm" and config.connector == "tollbridge"
+
+
+def _is_list_of_prompts(prompt: msgspec.Raw | None) -> bool:
     if prompt is None or not _LIST_OF_PROMPTS.match(prompt):
-        return None
-    return "prompt_list" if len(msgspec.json.decode(prompt, type=list[msgspec.Raw])) > 1 else None
+        return False
+    return len(msgspec.json.decode(prompt, type=list[msgspec.Raw])) > 1
+
+
+def _given(body: Body, name: str) -> bool:
+    return bytes(body.get(name, b"null")) not in (b"null", b"false")
 
 
 def _num_token_ids(body: Body) -> int | None:

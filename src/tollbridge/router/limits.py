@@ -30,5 +30,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     drain_s: float = 30.0  # SIGTERM: how long running requests may take to finish
     keepalive_s: float = 2.0  # below uvicorn's 5 s, so that a worker never closes a connection we are about to use
     max_answer_bytes: int = 256 << 20  # a whole (non-streaming) answer
+    max_prompts: int = 4096  # in one request
+    max_prompts_at_once: int = 32  # of one request, when a list of prompts is taken apart
     max_event_bytes: int = 8 << 20  # one server-sent event
     num_decisions: int = 1024  # remembered for /decisions
