@@ -42,6 +42,23 @@ async def test_decode_that_dies_releases_the_send_and_the_retry_goes_on() -> Non
             await r["p0"].released.get()
 
 
+async def test_a_vllm_worker_is_told_by_a_request_of_one_token() -> None:
+    stubs = (StubWorker("p0", "prefill"), StubWorker("d0", "decode"), StubWorker("d1", "decode"))
+    for stub in stubs:
+        stub.engine_kind, stub.stock = "vllm", True
+    async with rig(*stubs) as r:
+        r["d0"].behaviour["decode"] = Behaviour("die")
+        await r.post(STREAM, policy="split")
+        async with asyncio.timeout(PATIENCE_S):
+            transfer_id = await r["p0"].released.get()
+        [leg] = [seen.body for seen in r["p0"].seen if seen.role == "prefill"]
+        [release] = [seen for seen in r["p0"].seen if seen.role == "release"]
+        assert transfer_id == leg["kv_transfer_params"]["tollbridge"]["transfer_id"]
+        assert release.path == "/v1/completions"
+        assert (release.body["prompt"], release.body["max_tokens"]) == ([0], 1)
+        assert release.body["model"] == r["p0"].model
+
+
 async def test_verified_split_releases_nothing() -> None:
     async with rig() as r:
         assert (await r.post(STREAM, policy="split")).status == 200

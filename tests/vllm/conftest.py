@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
-import subprocess
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.vllm.pair import PYTHON
+from tests.vllm.pair import PYTHON, Pair, Server, make_model
+
+BLOCK = 128  # vLLM's default on a CPU
+CHUNK = 500  # prompt tokens per step; inside a block, so a step may end just before the last token, in its block
+
+Models = Callable[[str], Path]
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama for vLLM. Fails where no interpreter with vLLM is at hand: `-m "not vllm"` leaves its tests out."""
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    """Tiny models by kind, see make_model.py. Fails where no interpreter with vLLM is at hand: `-m "not vllm"`."""
     if not Path(PYTHON).exists():
         pytest.fail(f"no interpreter with vLLM at {PYTHON}: run `make .venv-vllm/.installed`", pytrace=False)
-    folder = tmp_path_factory.mktemp("tiny-vllm")
-    script = Path(__file__).with_name("make_model.py")
-    subprocess.run([PYTHON, str(script), str(folder)], check=True, capture_output=True)
-    return folder
+    return cache(lambda kind: make_model(kind, tmp_path_factory.mktemp(kind)))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(models: Models) -> Path:
+    """A tiny Llama for vLLM."""
+    return models("llama")
+
+
+@pytest.fixture(scope="package")
+def pair(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two servers with all that a production one may have switched on: tokenizer, tool parser, an adapter "poet"."""
+    args = (
+        "--max-model-len", "2048", "--max-num-batched-tokens", str(CHUNK),
+        "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+        "--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"poet={models('lora')}",
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("pair")
+    p, d = (Server(name, models("llama"), folder, args, tokenizer=True) for name in "pd")
+    with Pair(p, d).running() as pair:
+        yield pair

@@ -38,13 +38,14 @@ def request(request_id: str, params: object, num_tokens: int = 10, **changes: An
         "request_id": request_id,
         "kv_transfer_params": params,
         "prompt_token_ids": list(range(num_tokens)),
+        "num_tokens": num_tokens,
         "prompt_embeds": None,
         "cache_salt": None,
         "lora_request": None,
         "mm_features": [],
         "pooling_params": None,
         "resumable": False,
-        "status": SimpleNamespace(name="RUNNING"),
+        "status": SimpleNamespace(name="WAITING"),
         **changes,
     }
     return SimpleNamespace(**fields)
@@ -114,6 +115,9 @@ class Medium:
 
     def cancel(self, transfer_id: str, detail: str) -> None:
         self.calls.append(("cancel", transfer_id))
+
+    def shed(self, transfer_ids: Sequence[str], max_blocks: int, *, unsent_too: bool) -> None:
+        self.calls.append(("shed", tuple(transfer_ids), max_blocks, unsent_too))
 
     def poll(self) -> list[TransferEnd]:
         ends, self.ends = self.ends, []

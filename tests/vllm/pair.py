@@ -16,7 +16,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,14 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from tollbridge.engine.tiny import make_tiny_model
 from tollbridge.vllm.launch import Media, VllmWorker, command
 from tollbridge.wire.params import Role, TransferParams, sign
 
 ROOT = Path(__file__).parents[2]
 PYTHON = os.environ.get("TOLLBRIDGE_VLLM_PYTHON", str(ROOT / ".venv-vllm" / "bin" / "python"))
 SECRET = "vllm-test-secret-0123456789"
+PACE = min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), 4.0)  # of a machine that others use as well
 START_S = 400.0  # two servers on two shared cores
 
 
@@ -37,6 +39,15 @@ def free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
+
+
+def make_model(kind: str, folder: Path) -> Path:
+    """Write the model `kind` of make_model.py into `folder`, with a tokenizer and a chat template."""
+    make_tiny_model(folder)
+    script = Path(__file__).with_name("make_model.py")
+    made = subprocess.run([PYTHON, str(script), kind, str(folder)], check=False, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr[-2000:]
+    return folder
 
 
 @dataclass
@@ -49,6 +60,7 @@ class Server:
     args: Sequence[str]
     transfer: dict[str, Any] = field(default_factory=dict)  # more of kv_connector_extra_config
     media: Media = "tollbridge"
+    tokenizer: bool = False  # the model's folder has one
     port: int = field(default_factory=free_port)
     kv_port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
@@ -74,7 +86,13 @@ class Server:
             threads=1,
             kv_cache_gib=1,
             python=PYTHON,
-            extra_args=("--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", *self.args),
+            extra_args=(
+                *(() if self.tokenizer else ("--skip-tokenizer-init",)),
+                "--dtype",
+                "float32",
+                "--enforce-eager",
+                *self.args,
+            ),
         )
         launch = command(worker, os.environ)
         index = launch.argv.index("--kv-transfer-config") + 1
@@ -103,6 +121,17 @@ class Server:
             except (urllib.error.URLError, ConnectionError, TimeoutError):
                 time.sleep(0.5)
         raise AssertionError(f"{self.name} did not start; its log ends with:\n{self.log.read_text()[-3000:]}")
+
+    def refusal(self) -> str:
+        """Return the log of a server that ends instead of starting."""
+        self.start()
+        assert self.process is not None
+        try:
+            code = self.process.wait(START_S)
+            assert code != 0, "it ended without an error"
+            return self.log.read_text()
+        finally:
+            self.stop()
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Signal the server, then end what is left of its process group: engine and workers outlive a killed server."""
@@ -133,6 +162,15 @@ class Pair:
     def stop(self) -> None:
         for server in (self.p, self.d):
             server.stop()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Pair]:
+        """Start both at the same time; leaving stops them."""
+        try:
+            self.start()
+            yield self
+        finally:
+            self.stop()
 
     def params(self, role: Role, transfer_id: str, **changes: Any) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -178,9 +216,9 @@ class Pair:
             self.complete(self.d, prompt, max_tokens, self.params("decode", key), **more),
         )
 
-    async def local(self, prompt: list[int], max_tokens: int = 12) -> list[int]:
+    async def local(self, prompt: list[int], max_tokens: int = 12, *, on: Server | None = None) -> list[int]:
         """Return what decode generates from scratch: a salt of its own keeps it out of every prefix cache."""
-        answer = await self.complete(self.d, prompt, max_tokens, cache_salt=secrets.token_hex(8))
+        answer = await self.complete(on or self.d, prompt, max_tokens, cache_salt=secrets.token_hex(8))
         return tokens(answer)
 
     async def metric(self, server: Server, name: str, **labels: str) -> float:
@@ -195,9 +233,28 @@ class Pair:
             if sample.name == name and labels.items() <= sample.labels.items()
         )
 
+    async def parked(self, leg: asyncio.Task[Any]) -> None:
+        """Wait until decode waits for KV."""
+        while not await self.metric(self.d, "vllm:num_requests_waiting_by_reason", reason="deferred"):
+            assert not leg.done(), f"it ended before anything could happen to it: {leg.result()}"
+
+    async def moving(self, leg: asyncio.Task[Any]) -> None:
+        """Wait until KV is on its way: decode waits for it, and prefill computes or sends."""
+        await self.parked(leg)
+        while not await self.metric(self.p, "vllm:kv_cache_usage_perc"):
+            assert not leg.done(), f"it ended before anything could happen to it: {leg.result()}"
+
+    async def sends(self, outcome: str) -> float:
+        """Return how many sends have ended on prefill with that outcome."""
+        return await self.metric(self.p, "vllm:tollbridge_transfers_total", side="send", outcome=outcome)
+
+    async def release(self, transfer_id: str) -> None:
+        """Tell prefill that nobody will fetch this transfer, as the router does."""
+        await self.complete(self.p, [0], 1, self.params("release", transfer_id))
+
     async def idle(self, *servers: Server, within_s: float = 20.0) -> bool:
         """Return whether every block of `servers` (both by default) became free in time."""
-        deadline_s = time.monotonic() + within_s
+        deadline_s = time.monotonic() + within_s * PACE
         while time.monotonic() < deadline_s:
             usage = [await self.metric(server, "vllm:kv_cache_usage_perc") for server in servers or (self.p, self.d)]
             if not any(usage):

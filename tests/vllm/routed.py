@@ -34,15 +34,19 @@ async def routed(pair: Pair) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]
         yield url, session
 
 
+def completion(text: list[int]) -> dict[str, Any]:
+    """Return a request for twelve greedy tokens, to be answered by their ids."""
+    return {
+        "model": "tiny", "prompt": text, "max_tokens": 12, "temperature": 0, "ignore_eos": True,
+        "return_token_ids": True, "detokenize": False,
+    }  # fmt: skip
+
+
 async def ask_router(
     session: aiohttp.ClientSession, url: str, text: list[int], stream: bool
 ) -> tuple[list[int], dict[str, Any]]:
     """Return the token ids and what the router's record says of the request."""
-    body = {
-        "model": "tiny", "prompt": text, "max_tokens": 12, "temperature": 0, "ignore_eos": True,
-        "return_token_ids": True, "detokenize": False, "stream": stream,
-    }  # fmt: skip
-    async with session.post(url + "/v1/completions", json=body) as answer:
+    async with session.post(url + "/v1/completions", json=completion(text) | {"stream": stream}) as answer:
         raw = await answer.read()
         assert answer.status == 200, raw
         decision = json.loads(answer.headers["x-tollbridge-decision"])

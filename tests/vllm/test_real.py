@@ -5,36 +5,21 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.vllm.pair import Pair, Server, outcome, prompt, report, tokens
+from tests.vllm.conftest import BLOCK, CHUNK
+from tests.vllm.pair import Pair, outcome, prompt, report, tokens
 from tests.vllm.routed import ask_router, routed
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
-BLOCK = 128  # vLLM's default on a CPU
-CHUNK = 500  # prompt tokens per step; inside a block, so a step may end just before the last token, in its block
 LENGTHS = [
     *[1, 2, 5, BLOCK - 1, BLOCK, BLOCK + 1, BLOCK + 2, 2 * BLOCK - 1, 2 * BLOCK, 2 * BLOCK + 1],
     *[CHUNK - 1, CHUNK, CHUNK + 1, CHUNK + 2, CHUNK + BLOCK, CHUNK + BLOCK + 1],
     *[2 * CHUNK - 1, 2 * CHUNK, 2 * CHUNK + 1, 2 * CHUNK + 2],
 ]
-
-
-@pytest.fixture(scope="module")
-def pair(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    folder = tmp_path_factory.mktemp("pair")
-    args = ("--max-model-len", "2048", "--max-num-batched-tokens", str(CHUNK))
-    pair = Pair(Server("p", tiny_model, folder, args), Server("d", tiny_model, folder, args))
-    try:
-        pair.start()
-        yield pair
-    finally:
-        pair.stop()
 
 
 @pytest.mark.parametrize("length", LENGTHS)

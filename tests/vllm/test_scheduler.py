@@ -227,16 +227,22 @@ class TestDecode:
         assert not step(side)
 
     def test_siblings_wait_for_their_leader(self, side: SchedulerSide) -> None:
-        for name in ("d0", "d1"):
-            side.queued(request(name, kv_params("decode"), num_tokens=10))
+        leader, sibling = (request(name, kv_params("decode"), num_tokens=10) for name in ("d0", "d1"))
+        side.queued(leader)
+        side.queued(sibling)
         assert side.lacking("d1", 0) is None
         assert side.lacking("d0", 0) == 9
         side.allocated("d0", [1, 2, 3], 9)
         assert side.lacking("d1", 0) is None
-        side.reported([], ["d0"], {})
+        side.reported([], ["d0"], {"d0": end(1, "receive", num_tokens=9)})
         assert side.lacking("d1", 8) == 0
         side.allocated("d1", [1, 2, 4], 0)
         assert [load.request_id for load in step(side).loads] == ["d0"]
+        _, of_leader = side.finished(ended(leader))
+        _, of_sibling = side.finished(ended(sibling))
+        assert of_leader is not None
+        assert of_leader["tollbridge"]["loaded_tokens"] == 9
+        assert of_sibling == of_leader  # one answer has one report
 
     def test_a_leader_that_dies_frees_its_siblings(self, side: SchedulerSide) -> None:
         leader, sibling = (request(name, kv_params("decode"), num_tokens=10) for name in ("d0", "d1"))

@@ -46,6 +46,8 @@ def test_another_variable() -> None:
         ({"kv_port": 70000}, "65535"),
         ({"bind_port": 1}, "did you mean"),
         ({"heartbeat_s": -1}, "heartbeat_s"),
+        ({"max_pinned_fraction": 1.5}, "max_pinned_fraction"),
+        ({"max_pinned_fraction": 0}, "max_pinned_fraction"),
         ({"secret_env": "NOWHERE"}, "NOWHERE"),
     ],
 )

@@ -46,3 +46,12 @@ def test_merge() -> None:
     assert total["failures"] == {"receive:checksum": 2}
     assert total["wire_s"] == [1.0, 1.0]
     assert total["recomputed_tokens"] == 6
+
+
+def test_the_newest_gauge_counts() -> None:
+    total, later = tally.empty(), tally.empty()
+    total["gauges"] = {"pinned_blocks": 3, "waiting_prefill_tokens": 7}
+    later["gauges"] = {"pinned_blocks": 0}
+    assert not tally.is_empty(later)
+    tally.merge(total, later)
+    assert total["gauges"] == {"pinned_blocks": 0, "waiting_prefill_tokens": 7}

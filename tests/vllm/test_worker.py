@@ -9,7 +9,7 @@ import pytest
 from tests.vllm.fakes import BLOCK, Medium, end, transfer_id
 from tollbridge.errors import TransferError
 from tollbridge.vllm.blocks import Pieces
-from tollbridge.vllm.orders import Chunk, LoadOrder, SendOrder, StepOrders
+from tollbridge.vllm.orders import Chunk, LoadOrder, SendOrder, ShedOrder, StepOrders
 from tollbridge.vllm.ready import AtOnce, LayerReady
 from tollbridge.vllm.worker import StepResults, WorkerSide
 
@@ -164,6 +164,15 @@ class TestSend:
         assert [call[0] for call in sender.calls] == ["register", "cancel"]
         sender.ends = [end(1, outcome="cancelled")]
         assert run(side, StepOrders()).sent == {"p1"}
+
+    def test_finished_sends_are_given_up_after_this_steps_ends(self) -> None:
+        sender = Medium()
+        side = worker(sender, None)
+        shed = ShedOrder(transfer_ids=(transfer_id(1),), max_blocks=2, unsent_too=True)
+        run(side, StepOrders(sends=[send_order()], send_closes=["p1"], shed=shed))
+        assert [call[0] for call in sender.calls] == ["register", "shed"]
+        assert sender.calls[1][1:] == ((transfer_id(1),), 2, True)
+        run(worker(None, Medium()), StepOrders(shed=shed))  # nothing to give up
 
     def test_orders_for_unknown_ids_are_ignored(self) -> None:
         sender = Medium()

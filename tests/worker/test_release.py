@@ -34,3 +34,10 @@ async def test_release_without_a_secret_is_refused() -> None:
     async with fake_serving(secret=None) as client:
         status, _ = await client.post(RELEASE_PATH, {"kv_transfer_params": params("prefill")})
         assert status == 401
+
+
+async def test_a_release_is_no_leg(client: Client) -> None:
+    body = {"prompt": "a", "max_tokens": 1, "kv_transfer_params": params("release")}
+    status, answer = await client.post("/v1/completions", body)
+    assert status == 400
+    assert RELEASE_PATH in answer["error"]["message"]

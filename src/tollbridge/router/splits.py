@@ -75,6 +75,7 @@ class _Tollbridge:
         self._context = context
         self._worker = prefill
         self._kv = prefill.kv  # as signed; the worker's own may change meanwhile
+        self._model = call.model or (prefill.models[0].get("id") if prefill.models else None)
         self.transfer_id = legs.new_transfer_id()
         self.headers = legs.headers_for(call)
         for_prefill, for_decode = self._params("prefill", "decode")
@@ -90,9 +91,13 @@ class _Tollbridge:
     def release(self, *, arrived: bool, answered: bool) -> None:
         if arrived:
             return
-        (params,) = self._params("prefill")  # signed anew: the others may have expired
-        body = msgspec.json.encode({"kv_transfer_params": legs.transfer(params)})
-        self._context.releaser.send(self._worker, RELEASE_PATH, body, transfer=self.transfer_id)
+        is_vllm = self._worker.config.engine == "vllm"
+        (params,) = self._params("release" if is_vllm else "prefill")  # signed anew: the others may have expired
+        body: dict[str, object] = {"kv_transfer_params": legs.transfer(params)}
+        if is_vllm:
+            body |= {"model": self._model, "prompt": [0], "max_tokens": 1, "detokenize": False}
+        path = "/v1/completions" if is_vllm else RELEASE_PATH
+        self._context.releaser.send(self._worker, path, msgspec.json.encode(body), transfer=self.transfer_id)
 
     def _params(self, *roles: Role) -> tuple[TransferParams, ...]:
         return legs.params_for(

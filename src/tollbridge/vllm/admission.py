@@ -38,6 +38,13 @@ class Refused:
     detail: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """The router says that nobody will fetch a send. The request that carries it is an ordinary one of one token."""
+
+    transfer_id: str
+
+
 class Admission:
     """Turns vLLM's requests into legs."""
 
@@ -48,8 +55,8 @@ class Admission:
         self._roles = {"prefill": sends, "decode": loads}
         self._said: set[str] = set()
 
-    def admit(self, request: Any) -> Leg | Refused | None:
-        """Return the leg that `request` is, None for a local one. Never raises: that would end the engine."""
+    def admit(self, request: Any) -> Leg | Refused | Release | None:
+        """Return what `request` is, None for a local one. Never raises: that would end the engine."""
         value = request.kv_transfer_params
         if value is None:
             return None
@@ -64,6 +71,8 @@ class Admission:
             return Refused(
                 transfer_id=str(fields.get("transfer_id", "")), role=str(fields.get("role", "")), detail=error.message
             )
+        if params.role == "release":
+            return Release(transfer_id=params.transfer_id)
         return Leg(
             request_id=request.request_id,
             params=params,
@@ -73,6 +82,8 @@ class Admission:
 
     def _check(self, params: TransferParams, request: Any) -> None:
         verify(params, self._secret, now_s=self._clock.wall())
+        if params.role == "release":
+            return
         if not self._roles[params.role]:
             raise UnsupportedError(f"This vLLM's kv_role does not allow the {params.role} role: use kv_both.")
         if params.tp_size != self._tp_size:

@@ -24,7 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from tollbridge.clock import SystemClock
 from tollbridge.transfer.base import TransferEnd
 from tollbridge.transfer.tcp import TcpReceiver, TcpSender
-from tollbridge.vllm import installed, support
+from tollbridge.vllm import installed, support, tally
 from tollbridge.vllm.admission import Admission
 from tollbridge.vllm.blocks import Pieces, block_memory
 from tollbridge.vllm.layout import read_layout
@@ -82,7 +82,8 @@ class TollbridgeConnector(base.KVConnectorBase_V1):
                     tp_size=vllm_config.parallel_config.tensor_parallel_size,
                     sends=transfer_config.is_kv_producer,
                     loads=transfer_config.is_kv_consumer,
-                )
+                ),
+                max_pinned_blocks=max(1, int(self._settings.max_pinned_fraction * kv_cache_config.num_blocks)),
             )
 
     # ── scheduler's process ──
@@ -187,6 +188,9 @@ class TollbridgeConnector(base.KVConnectorBase_V1):
 
     def get_kv_connector_stats(self) -> TollbridgeStats | None:
         data = self._worker.tally.take() if self._worker is not None else None
+        gauges = self._scheduler.gauges() if self._scheduler is not None else None
+        if gauges:
+            data = {**tally.empty(), tally.GAUGES: gauges}
         return TollbridgeStats(data=data) if data is not None else None
 
     def shutdown(self) -> None:

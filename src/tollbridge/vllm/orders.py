@@ -44,6 +44,18 @@ class LoadOrder:
     block_table: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShedOrder:
+    """Finished sends hold more blocks than they may, or than others can wait for: give up what nobody fetches.
+
+    See `KVSender.shed`.
+    """
+
+    transfer_ids: tuple[str, ...]  # finished sends, oldest first
+    max_blocks: int
+    unsent_too: bool
+
+
 @dataclass(kw_only=True)
 class StepOrders:
     """One step. Ids are vLLM's request ids. The worker takes the fields in this order."""
@@ -52,6 +64,7 @@ class StepOrders:
     sends: list[SendOrder] = field(default_factory=list)
     send_cancels: list[tuple[str, str]] = field(default_factory=list)  # (id, one sentence)
     send_closes: list[str] = field(default_factory=list)  # the request ended: report the end of its send
+    shed: ShedOrder | None = None
     load_cancels: list[tuple[str, str]] = field(default_factory=list)
     loads: list[LoadOrder] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)

@@ -17,6 +17,10 @@ aborted one cancels, and its blocks stay with the worker until it has reported t
 Several engine requests may carry the same transfer (n > 1): the first is the leader and loads; the others wait until
 the leader has settled, and then find its blocks in the prefix cache.
 
+Blocks of closed sends are *pinned*. They have a bound: beyond it the newest send that nobody fetches is given up, and
+decode recomputes. The same when something waits here for room and nothing runs or loads: then pinned blocks may be all
+that it waits for, held for a decode worker that itself waits elsewhere. The router may also release a send by name.
+
 Nothing here may raise on account of what a request contains: an exception ends the engine.
 """
 
@@ -27,8 +31,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tollbridge.transfer.base import TransferEnd
-from tollbridge.vllm.admission import Admission, Leg, Refused
+from tollbridge.vllm.admission import Admission, Leg, Refused, Release
 from tollbridge.vllm.orders import Chunk, LoadOrder, SendOrder, StepOrders
+from tollbridge.vllm.pinned import Pinned
+from tollbridge.vllm.prompts import Prompts
 from tollbridge.vllm.report import load_report, refused_report, send_report
 
 _COMPLETE = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION"})
@@ -61,11 +67,14 @@ class Load:
 class SchedulerSide:
     """See the top of the file. One thread: the engine's."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, *, max_pinned_blocks: int = 0) -> None:
         self._admission = admission
+        self._pinned = Pinned(max_pinned_blocks)  # sends whose request has ended
+        self._prompts = Prompts()
+        self._told: dict[str, int] = {}  # gauges as last reported
+        self._changed = False  # a request is gone, and no step has run since
         self._orders = StepOrders()
         self._sends: dict[str, Send] = {}  # by request id, until the request ends
-        self._closed: dict[str, str] = {}  # request id -> transfer id, until the worker reports
         self._loads: dict[str, Load] = {}  # by request id, until the request ended and the load settled
         self._refused: dict[str, Refused] = {}
         self._sending: set[str] = set()  # transfer ids in use on the send side
@@ -76,8 +85,11 @@ class SchedulerSide:
     def queued(self, request: Any) -> None:
         """Take a new request."""
         leg = self._admission.admit(request)
+        self._prompts.add(request)
         if isinstance(leg, Refused):
             self._refused[request.request_id] = leg
+        elif isinstance(leg, Release):
+            self._release(leg.transfer_id)
         elif leg is not None and leg.params.role == "prefill":
             self._queue_send(leg)
         elif leg is not None:
@@ -103,16 +115,22 @@ class SchedulerSide:
         if load is None or load.opened or load.leader is not None:
             return
         load.num_tokens = num_external_tokens
+        self._prompts.loading(request_id, num_external_tokens)
         self._open(load, tuple(block_table))
 
     # ── a step ──
 
     def step(self, output: Any) -> StepOrders:
         """Return the orders of the step that `output` (vLLM's SchedulerOutput) describes."""
+        self._changed = False
         for request_id in output.preempted_req_ids or ():
             self._preempt(request_id)
+        self._prompts.preempted(output.preempted_req_ids or ())
+        self._prompts.scheduled(output)
         if self._sends:
             self._add_chunks(output)
+        if self._starved(output):
+            self._orders.shed = self._pinned.make_room()
         orders, self._orders = self._orders, StepOrders()
         return orders
 
@@ -126,13 +144,15 @@ class SchedulerSide:
                 if load.gone:
                     del self._loads[request_id]
         for request_id in sent:
-            self._sending.discard(self._closed.pop(request_id, ""))
+            self._sending.discard(self._pinned.remove(request_id))
 
     # ── a request goes ──
 
     def finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
         """Return whether the blocks stay in use, and the report for the client of this leg (the router)."""
         request_id = request.request_id
+        self._prompts.remove(request_id)
+        self._changed = True
         if request_id in self._sends:
             return True, self._close_send(request_id, request.status.name)
         if request_id in self._loads:
@@ -143,12 +163,25 @@ class SchedulerSide:
     @property
     def pending(self) -> bool:
         """Whether the engine must go on stepping although no request runs."""
-        return bool(self._closed or self._orders)
+        return bool(self._pinned or self._orders or self._changed)
+
+    def gauges(self) -> dict[str, int]:
+        """Return what a router wants to know of this worker, as far as it has changed since the last call."""
+        now = {
+            "pinned_blocks": self._pinned.num_blocks,
+            "max_pinned_blocks": self._pinned.max_blocks,
+            "waiting_prefill_tokens": self._prompts.num_tokens,
+        }
+        changed = {name: value for name, value in now.items() if self._told.get(name) != value}
+        self._told = now
+        return changed
 
     def check(self) -> None:
         """Raise AssertionError when the indexes disagree."""
-        assert not self._sends.keys() & self._closed.keys(), "a send is both open and closed"
-        using = {send.leg.params.transfer_id for send in self._sends.values()} | set(self._closed.values())
+        self._pinned.check()
+        self._prompts.check()
+        assert not any(request_id in self._pinned for request_id in self._sends), "a send is both open and closed"
+        using = {send.leg.params.transfer_id for send in self._sends.values()} | set(self._pinned.transfer_ids)
         assert using == self._sending, "transfer ids in use disagree"
         for transfer_id, load in self._leaders.items():
             assert load.leader is None and load.leg.params.transfer_id == transfer_id
@@ -196,6 +229,18 @@ class SchedulerSide:
         if not load.num_tokens:
             self._settle(load)
 
+    def _release(self, transfer_id: str) -> None:
+        """Cancel a send that nobody will fetch; what is unknown has ended already."""
+        request_id = self._pinned.maybe_request(transfer_id)
+        if request_id is not None:
+            self._orders.send_cancels.append((request_id, "The router said that nobody will fetch it."))
+
+    def _starved(self, output: Any) -> bool:
+        """Whether pinned blocks may be all that somebody waits for."""
+        if not self._pinned or output.num_scheduled_tokens or not self._prompts.starving:
+            return False
+        return not any(load.opened and not load.settled for load in self._loads.values())
+
     def _settle(self, load: Load) -> None:
         load.settled = True
         self._leaders.pop(load.leg.params.transfer_id, None)
@@ -208,7 +253,7 @@ class SchedulerSide:
         send = self._sends.get(request_id)
         if send is not None:
             send.end_token, send.block_table = 0, []
-        if send is not None or request_id in self._closed:
+        if send is not None or request_id in self._pinned:
             self._orders.rewinds.append(request_id)
 
     def _add_chunks(self, output: Any) -> None:
@@ -241,8 +286,9 @@ class SchedulerSide:
 
     def _close_send(self, request_id: str, status: str) -> dict[str, Any]:
         send = self._sends.pop(request_id)
-        self._closed[request_id] = send.leg.params.transfer_id
+        self._pinned.add(request_id, send.leg.params.transfer_id, send.block_table)
         self._orders.send_closes.append(request_id)
+        self._orders.shed = self._pinned.over_bound() or self._orders.shed
         # a request that was preempted in its last step may end without KV (vLLM 0.25): its end_token is 0
         if status not in _COMPLETE or send.end_token < send.leg.num_tokens:
             self._orders.send_cancels.append((request_id, f"The prefill request ended early ({status})."))
@@ -257,4 +303,5 @@ class SchedulerSide:
         else:
             load.gone = True
             self._orders.load_cancels.append((request_id, f"The decode request ended early ({status})."))
-        return load_report(load.leg, cached_tokens=load.cached_tokens, num_tokens=load.num_tokens, end=load.end)
+        shared = load.leader or load  # the answer of several choices has one report: that of the load they share
+        return load_report(load.leg, cached_tokens=shared.cached_tokens, num_tokens=shared.num_tokens, end=shared.end)

@@ -18,7 +18,14 @@ from tollbridge.transfer.options import AUTO, TransferOptions
 DEFAULT_PORT = 7801
 MAX_PORT = 65535
 
-_OURS = {"kv_host": str, "kv_port": int, "secret_env": str, "allow_untested_vllm": bool, "tls": TlsFiles}
+_OURS = {
+    "kv_host": str,
+    "kv_port": int,
+    "secret_env": str,
+    "allow_untested_vllm": bool,
+    "max_pinned_fraction": float,
+    "tls": TlsFiles,
+}
 _NOT_SETTABLE = {"secret", "bind_host", "bind_port", "tls"}  # they have names of their own here
 _TRANSFER = {option.name for option in fields(TransferOptions)} - _NOT_SETTABLE
 
@@ -31,6 +38,7 @@ class ConnectorSettings:
     kv_port: int  # of tensor parallel rank 0; rank r listens on kv_port + r
     secret: bytes = field(repr=False)
     allow_untested_vllm: bool
+    max_pinned_fraction: float  # of the blocks, for sends whose request has ended and that decode has not fetched
     tls: TlsFiles | None
     transfer: Mapping[str, Any]
 
@@ -55,11 +63,17 @@ def read_settings(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Conne
         kv_port=extra.get("kv_port", DEFAULT_PORT),
         secret=require_secret(SecretConfig(env=extra.get("secret_env", "TOLLBRIDGE_SECRET")), environ),
         allow_untested_vllm=extra.get("allow_untested_vllm", False),
+        max_pinned_fraction=float(extra.get("max_pinned_fraction", 0.5)),
         tls=msgspec.convert(extra["tls"], TlsFiles) if "tls" in extra else None,
         transfer={key: value for key, value in extra.items() if key in _TRANSFER},
     )
     if not 0 <= settings.kv_port <= MAX_PORT:
         raise ConfigError(f"kv_connector_extra_config.kv_port is {settings.kv_port}: it must be within 0..{MAX_PORT}.")
+    if not 0 < settings.max_pinned_fraction <= 1:
+        raise ConfigError(
+            f"kv_connector_extra_config.max_pinned_fraction is {settings.max_pinned_fraction}: "
+            "it must be above 0 and at most 1."
+        )
     settings.options(tp_rank=0)
     return settings
 

@@ -10,6 +10,9 @@ vllm:tollbridge_load_wire_seconds                  first -> last payload byte
 vllm:tollbridge_load_seconds                       open -> end
 vllm:tollbridge_load_bytes                         KV bytes of one load
 vllm:tollbridge_goodput_bytes_per_s                of the accepted loads of the last interval
+vllm:tollbridge_pinned_blocks                      held for finished sends that decode has not fetched
+vllm:tollbridge_max_pinned_blocks                  their bound: beyond it the newest unopened sends are given up
+vllm:tollbridge_waiting_prefill_tokens             prompt tokens of requests that have not begun to run
 """
 
 # vLLM is not installed where types are checked: its classes are Any.
@@ -80,12 +83,12 @@ class TollbridgePromMetrics(KVConnectorPromMetrics):
             "total_s": self._histogram("load_seconds", "From asking for KV to its end.", _SECONDS),
             "payload_bytes": self._histogram("load_bytes", "KV bytes of one load.", _BYTES),
         }
-        self._goodput = self._types[Gauge](
-            name=f"{_PREFIX}goodput_bytes_per_s",
-            documentation="KV bytes per second on the wire, of the loads that ended last.",
-            labelnames=self._labelnames,
-            multiprocess_mode="mostrecent",
-        )
+        self._goodput = self._gauge("goodput_bytes_per_s", "KV bytes per second on the wire, of the last loads.")
+        self._gauges = {
+            "pinned_blocks": self._gauge("pinned_blocks", "KV blocks held for finished sends."),
+            "max_pinned_blocks": self._gauge("max_pinned_blocks", "Pinned blocks beyond which sends are given up."),
+            "waiting_prefill_tokens": self._gauge("waiting_prefill_tokens", "Prompt tokens of requests that wait."),
+        }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Record the tally of an interval."""
@@ -105,6 +108,13 @@ class TollbridgePromMetrics(KVConnectorPromMetrics):
                 child.observe(value)
         if data["wire_s"]:
             self._goodput.labels(*engine).set(tally.goodput_bytes_per_s(data))
+        for key, value in data[tally.GAUGES].items():
+            self._gauges[key].labels(*engine).set(value)
+
+    def _gauge(self, name: str, what: str) -> Any:
+        return self._types[Gauge](
+            name=_PREFIX + name, documentation=what, labelnames=self._labelnames, multiprocess_mode="mostrecent"
+        )
 
     def _counter(self, name: str, what: str, *labels: str) -> Any:
         return self._types[Counter](name=_PREFIX + name, documentation=what, labelnames=[*self._labelnames, *labels])

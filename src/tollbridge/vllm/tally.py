@@ -10,18 +10,20 @@ from tollbridge.transfer.base import TransferEnd
 LISTS = ("wait_s", "wire_s", "total_s", "payload_bytes", "wire_bytes")
 COUNTS = ("loaded_tokens", "recomputed_tokens", "sent_bytes", "received_bytes")
 REASONS = ("send_outcomes", "receive_outcomes", "failures")
+GAUGES = "gauges"  # name -> value now; the newest counts
 
 
 def empty() -> dict[str, Any]:
     """Return the data of an interval in which nothing happened."""
     data: dict[str, Any] = {key: [] for key in LISTS}
     data.update(dict.fromkeys(COUNTS, 0))
-    data.update({key: {} for key in REASONS})
+    data.update({key: {} for key in (*REASONS, GAUGES)})
     return data
 
 
 def merge(into: dict[str, Any], other: dict[str, Any]) -> None:
-    """Add the observations of `other` to `into`."""
+    """Add the observations of `other`, the later ones, to `into`."""
+    into[GAUGES].update(other[GAUGES])
     for key in LISTS:
         into[key].extend(other[key])
     for key in COUNTS:
@@ -32,8 +34,8 @@ def merge(into: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 def is_empty(data: dict[str, Any]) -> bool:
-    """Return whether no transfer ended."""
-    return not (data["send_outcomes"] or data["receive_outcomes"])
+    """Return whether no transfer ended and no gauge changed."""
+    return not (data["send_outcomes"] or data["receive_outcomes"] or data[GAUGES])
 
 
 def goodput_bytes_per_s(data: dict[str, Any]) -> float:

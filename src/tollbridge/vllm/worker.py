@@ -110,6 +110,9 @@ class WorkerSide:
         for request_id in orders.send_closes:
             if request_id in self._sends:
                 self._sends[request_id].closed = True
+        if orders.shed is not None and self._sender is not None:
+            shed = orders.shed
+            self._sender.shed(shed.transfer_ids, shed.max_blocks, unsent_too=shed.unsent_too)
         self._cancel_loads(dict(orders.load_cancels))
 
     def start_loads(self) -> None:

@@ -18,7 +18,8 @@ from tollbridge.errors import AuthenticationError, RequestError
 
 VERSION = 1
 RELEASE_PATH = "/tollbridge/release"  # POST to a prefill worker: its send will not be fetched
-Role = Literal["prefill", "decode"]
+# "release" is for vLLM, whose server has no such path: a request of one token that asks for it on its way in
+Role = Literal["prefill", "decode", "release"]
 Outcome = Literal["done", "failed", "cancelled"]
 
 
@@ -57,7 +58,7 @@ class TransferReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 class WorkerReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a worker did for one request; the router's source for the decision record."""
 
-    role: Literal["prefill", "decode", "local"]
+    role: Role | Literal["local"]
     queue_s: float = 0.0  # arrival -> first scheduled
     prefill_s: float = 0.0  # first scheduled -> first token sampled (for decode: after the KV arrived)
     prompt_tokens: int = 0

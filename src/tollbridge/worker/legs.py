@@ -32,7 +32,9 @@ def transfer_params(value: object, *, secret: bytes | None, now_s: float) -> Tra
 
 
 def check_leg(params: TransferParams | None, sampling: SamplingParams) -> None:
-    """Raise RequestError when a prefill leg asks for more than its one token."""
+    """Raise RequestError when a prefill leg asks for more than its one token, or a release for any."""
+    if params is not None and params.role == "release":
+        raise RequestError(f"This worker takes a release at {wire.RELEASE_PATH} only.", param="kv_transfer_params")
     if params is not None and params.role == "prefill" and sampling.max_tokens != 1:
         raise RequestError(
             f"The prefill leg of a split generates one token, not {sampling.max_tokens}: send max_tokens 1.",
