@@ -239,9 +239,10 @@ class Estimator:
 def _stalls(fleet: FleetView) -> dict[str, float]:
     """Return how often a prefill that breaks the gaps of streams is to be expected, by worker.
 
-    They belong on the prefill workers, and who decodes there must expect them, if the usual one can be split in time, or
-    if the prefill workers have the time to serve all of them alone. Otherwise they come everywhere. This is what keeps
-    short requests off prefill workers, and so leaves these free of streams that the next long prompt would stop.
+    They belong on the prefill workers, and who decodes there must expect them, if the usual one can be split in time,
+    or if the prefill workers have the time to serve all of them alone. Otherwise they come everywhere. This is what
+    keeps short requests off prefill workers, and so leaves these free of streams that the next long prompt would
+    stop.
     """
     cost, now_s = fleet.pricing.cost, fleet.pricing.now_s
     rate = cost.stalls.per_s(now_s)
