@@ -121,10 +121,11 @@ def _row(cell: str, best: str, ratio: judge.Ratio, arms: dict[str, judge.Arm | N
 
 def _conditions(windows: Sequence[Any]) -> dict[str, object]:
     speeds = sorted({round(1 / w["token_s"]) for w in windows})
+    slos = sorted({tuple(w["slo"]) for w in windows})
     return {
         "model": "SmolLM2-135M-Instruct (Q4_1 weights, dequantised), float32, 46,080 B/token",
-        "slo": f"TTFT {cells.TTFT_S} s, TPOT {cells.TPOT_S} s, p99 of a request's gaps {cells.ITL_P99_S} s, all three",
-        "prompt_tokens_per_s": f"{speeds[0]} to {speeds[-1]}" if speeds else "-",
+        "slo": [f"TTFT {t:.2f} s, TPOT {p:.3f} s, p99 of a request's gaps {g:.3f} s: all three" for t, p, g in slos],
+        "prompt_tokens_per_s": speeds,
         "window_s": sorted({w["window_s"] for w in windows}),
         "blocks": len({w["block"] for w in windows}),
         "seed": cells.SEED,

@@ -10,6 +10,8 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -53,21 +55,14 @@ async def _run(plan: Plan) -> None:
         _worker("p0", "prefill", "a", 0),
         _worker("d0", "decode", "b", 1),
     ]
-    more: dict[str, object] = {
-        "dtype": "float32",
-        "router": {"port": 0, "host": "127.0.0.1", "policy": "adaptive"},
-        "slo": {"ttft_s": cells.TTFT_S, "tpot_s": cells.TPOT_S, "itl_p99_s": cells.ITL_P99_S},
-    }
-    prefixes = {"d0": link.command("b", [])}
-    engine: dict[str, object] = {"kv_cache_mib": 512, "threads": 1}
-    async with (
-        running(
-            model="smollm2", workers=workers, router_cores=None, engine=engine, more=more, prefixes=prefixes
-        ) as fleet,
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_read=120)) as session,
-    ):
-        bench = Bench(fleet, session, book)
-        await bench.calibrate()
+    if book.speed is None:
+        async with _stack(workers, link, {}) as (fleet, session):
+            book.calibrated(await Bench(fleet, session, book, cells.Speed(0.0, 0.0)).calibrate())
+    assert book.speed is not None
+    ttft_s, tpot_s, itl_p99_s = book.speed.slo
+    slo: dict[str, object] = {"ttft_s": ttft_s, "tpot_s": tpot_s, "itl_p99_s": itl_p99_s}
+    async with _stack(workers, link, slo) as (fleet, session):
+        bench = Bench(fleet, session, book, book.speed)
         for name in plan.cells:
             cell = cells.find(name)
             missing = [(b, a) for b in plan.blocks for a in cells.order(tuple(plan.arms), b, cell)]
@@ -80,6 +75,26 @@ async def _run(plan: Plan) -> None:
                 if time.monotonic() - start_s > plan.deadline_s:
                     return
                 await bench.window(cell, block, arm, plan.window_s)
+
+
+@asynccontextmanager
+async def _stack(
+    workers: list[dict[str, object]], link: Link, slo: dict[str, object]
+) -> AsyncIterator[tuple[Fleet, aiohttp.ClientSession]]:
+    """Start workers and router, d0 on host b."""
+    more = {"dtype": "float32", "router": {"port": 0, "host": "127.0.0.1", "policy": "adaptive"}, "slo": slo}
+    async with (
+        running(
+            model="smollm2",
+            workers=workers,
+            router_cores=None,
+            engine={"kv_cache_mib": 512, "threads": 1},
+            more=more,
+            prefixes={"d0": link.command("b", [])},
+        ) as fleet,
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_read=120)) as session,
+    ):
+        yield fleet, session
 
 
 def _worker(name: str, prefer: str, host: str, core: int) -> dict[str, object]:
@@ -99,6 +114,13 @@ class Book:
         lines = path.read_text().splitlines() if path.exists() else []
         kept = [json.loads(line) for line in lines]
         self.done = {(w["cell"], w["block"], w["arm"]) for w in kept if w["kind"] == "window"}
+        speeds = [cells.Speed(r["token_s"], r["step_s"]) for r in kept if r["kind"] == "calibration"]
+        self.speed = speeds[0] if speeds else None
+
+    def calibrated(self, speed: cells.Speed) -> None:
+        """Keep what the engines take, for all windows of this file."""
+        self.speed = speed
+        self.write([{"kind": "calibration", "token_s": speed.token_s, "step_s": speed.step_s, "slo": speed.slo}])
 
     def write(self, records: list[dict[str, Any]]) -> None:
         """Append the requests of one window, then the window: all or nothing counts."""
@@ -109,12 +131,11 @@ class Book:
 class Bench:
     """Load generator over one stack."""
 
-    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, book: Book) -> None:
-        self._fleet, self._session, self._book = fleet, session, book
+    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, book: Book, speed: cells.Speed) -> None:
+        self._fleet, self._session, self._book, self._speed = fleet, session, book, speed
         self._rng = np.random.default_rng(cells.SEED)
-        self.token_s = self.step_s = 0.0
 
-    async def calibrate(self) -> None:
+    async def calibrate(self) -> cells.Speed:
         """Measure what a prompt token and a step of four streams take on each engine; the slower one counts."""
         tokens, steps = [], []
         for name in ("p0", "d0"):
@@ -124,10 +145,9 @@ class Bench:
             tokens.append(min(alone) / 512)
             four = await asyncio.gather(*(self._ask(url, 16, 24) for _ in range(4)))
             steps.append(statistics.median(gap for each in four for gap in each.gaps_s()))
-        self.token_s, self.step_s = max(tokens), max(steps)
-        print(
-            f"calibrated: {1 / self.token_s:.0f} prompt tokens/s, step of four {1e3 * self.step_s:.0f} ms", flush=True
-        )
+        speed = cells.Speed(max(tokens), max(steps))
+        print(f"{1 / speed.token_s:.0f} prompt tokens/s, a step of four in {1e3 * speed.step_s:.0f} ms", flush=True)
+        return speed
 
     async def warm(self) -> None:
         """Let the router learn the engines and the link as they are now: a few requests by either way, unmeasured."""
@@ -137,7 +157,7 @@ class Bench:
                 await self._ask(url, num_tokens if policy == "local" else min(num_tokens, 256), 10, policy=policy)
 
     async def window(self, cell: Cell, block: int, arm: str, window_s: float) -> None:
-        rate = cells.arrival_rate(cell, token_s=self.token_s, step_s=self.step_s)
+        rate = cells.arrival_rate(cell, self._speed)
         arrivals = cells.traffic(cell, block, arm, rate_per_s=rate, window_s=window_s)
         start_s = time.monotonic() + 0.2
         results = [Stream() for _ in arrivals]
@@ -150,15 +170,15 @@ class Bench:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        about = {"cell": cell.name, "block": block, "arm": arm}
+        about = {"cell": cell.name, "block": block, "arm": arm, "slo": self._speed.slo}
         records = [
             {"kind": "request", **about, **_record(request, result, start_s)}
             for request, result in zip(arrivals, results, strict=True)
         ]
         cost = await self._learnt()
         window = {
-            "kind": "window", **about, "window_s": window_s, "rate_per_s": rate, "token_s": self.token_s,
-            "step_s": self.step_s, "took_s": time.monotonic() - start_s, "cost": cost,
+            "kind": "window", **about, "window_s": window_s, "rate_per_s": rate, "token_s": self._speed.token_s,
+            "step_s": self._speed.step_s, "took_s": time.monotonic() - start_s, "cost": cost,
         }  # fmt: skip
         self._book.write([*records, window])
         good = sum(1 for r in records if not r["error"])

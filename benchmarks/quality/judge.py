@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.quality import cells
-
 _T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}  # two-sided
 
 Record = Mapping[str, Any]
@@ -21,8 +19,9 @@ def is_good(record: Record) -> bool:
     """Return whether a request met all SLOs; one that failed did not."""
     if record["error"] or record["ttft_s"] is None:
         return False
-    late = record["ttft_s"] > cells.TTFT_S or (record["tpot_s"] or 0.0) > cells.TPOT_S
-    return not late and (record["itl_p99_s"] or 0.0) <= cells.ITL_P99_S
+    ttft_s, tpot_s, itl_p99_s = record["slo"]
+    late = record["ttft_s"] > ttft_s or (record["tpot_s"] or 0.0) > tpot_s
+    return not late and (record["itl_p99_s"] or 0.0) <= itl_p99_s
 
 
 @dataclass(frozen=True)
