@@ -95,7 +95,7 @@ async def hammer(url: str, body: bytes, *, connections: int, requests: int, path
     strikers = []
     for _ in range(connections):
         _, striker = await loop.create_connection(
-            lambda: _Striker(request, blows, more), parts.hostname or "127.0.0.1", parts.port
+            lambda: _Striker(request, blows, more), parts.hostname or "127.0.0.1", parts.port or 80
         )
         strikers.append(striker)
     await asyncio.gather(*(striker.done for striker in strikers))
