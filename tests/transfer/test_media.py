@@ -152,10 +152,18 @@ def names() -> set[str]:
     return {path.name for path in shm.FOLDER.glob(f"{shm._PREFIX}*")}
 
 
-def test_no_name_is_left(make: PairMaker) -> None:
+def test_no_name_and_no_mapping_is_left() -> None:
     before = names()
-    transfer(make("shm", "shm"))
+    pair = make_pair("shm")
+    transfer(pair)
     assert names() <= before  # others may run at the same time
+    assert mapped() == 2
+    pair.close()
+    assert mapped() == 0
+
+
+def mapped() -> int:
+    return Path("/proc/self/maps").read_text().count(f"{shm.FOLDER / shm._PREFIX}")
 
 
 def ring(**fields: object) -> Ring:

@@ -166,6 +166,10 @@ class Slots:
         self._count += 1
         return self._count
 
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._memory = memoryview(b"")
+
 
 def choose(ours: Sequence[str], theirs: Sequence[str]) -> str | None:
     """Return the first of our media that the peer has as well."""

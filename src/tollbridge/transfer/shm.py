@@ -28,8 +28,8 @@ from tollbridge.transfer.stage import Parcel
 
 SHM = "shm"
 FOLDER = Path("/dev/shm")  # noqa: S108 - a folder for all users; the file in it is for one
-NUM_SLOTS = 8
-SLOT_BYTES = 1024 * 1024
+NUM_SLOTS = 4
+SLOT_BYTES = 2 * 1024 * 1024
 
 _PREFIX = "tollbridge-"
 _NAME = re.compile(rf"{_PREFIX}[0-9a-f]{{32}}")
@@ -46,11 +46,11 @@ class ShmInlet:
         self._path = FOLDER / f"{_PREFIX}{secrets.token_hex(16)}"
         size = NUM_SLOTS * self._slot_bytes
         try:
-            self._memory = _make(self._path, size)
+            memory = _make(self._path, size)
         except OSError as error:
             self._remove()
             raise TransferError(f"No ring of {size >> 20} MiB could be made in {FOLDER} ({error}).") from None
-        self._slots = Slots(memoryview(self._memory), num_slots=NUM_SLOTS, slot_bytes=self._slot_bytes)
+        self._slots = Slots(memoryview(memory), num_slots=NUM_SLOTS, slot_bytes=self._slot_bytes)
         self.payload = self._slots.payload
         self.advance = self._slots.advance
 
@@ -61,7 +61,7 @@ class ShmInlet:
         self._remove()
 
     def close(self) -> None:
-        """The mapping goes with the last view of it."""
+        self._slots.close()
         self._remove()
 
     def _remove(self) -> None:
@@ -100,7 +100,7 @@ class ShmOutlet:
         """A copy is over when it returns."""
 
     def close(self) -> None:
-        """The mapping goes with the last view of it."""
+        self._memory = memoryview(b"")
 
 
 def _make(path: Path, size: int) -> mmap.mmap:
