@@ -123,7 +123,13 @@ class Medium:
         ends, self.ends = self.ends, []
         return ends
 
-    def set_listener(self, notify: Callable[[], None]) -> None: ...
+    def set_listener(self, notify: Callable[[], None]) -> None:
+        self.notify = notify
+
+    def end_now(self, end: TransferEnd) -> None:
+        """End a transfer as a medium's thread does."""
+        self.ends.append(end)
+        self.notify()
 
     def statistics(self) -> TransferStatistics:
         raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -300,3 +301,36 @@ def test_close_stops_callbacks_first() -> None:
     assert later.closed
     assert sender.closed
     assert receiver.closed
+
+
+class TestIdleSteps:
+    """With nothing to compute, a step waits a moment for what is parked; see worker.py."""
+
+    def test_an_end_during_the_step_is_reported_by_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tollbridge.vllm.worker._IDLE_WAIT_S", 60.0)
+        receiver = Medium()
+        side = worker(None, receiver)
+        run(side, StepOrders(loads=[load_order()]))
+        side.begin(StepOrders(is_idle=True))
+        ending = threading.Thread(target=receiver.end_now, args=(end(1, "receive"),))
+        ending.start()
+        assert side.finish().received == {"d1"}
+        ending.join()
+
+    def test_a_step_that_computes_does_not_wait(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tollbridge.vllm.worker._IDLE_WAIT_S", 3600.0)
+        side = worker(None, Medium())
+        assert run(side, StepOrders(loads=[load_order()])).received == set()
+
+    def test_nothing_is_waited_for_when_nothing_is_parked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tollbridge.vllm.worker._IDLE_WAIT_S", 3600.0)
+        side = worker(Medium(), Medium())
+        assert run(side, StepOrders(is_idle=True)).received == set()
+
+    def test_an_end_before_the_step_is_not_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("tollbridge.vllm.worker._IDLE_WAIT_S", 3600.0)
+        receiver = Medium()
+        side = worker(None, receiver)
+        run(side, StepOrders(loads=[load_order(1), load_order(2)]))
+        receiver.end_now(end(1, "receive"))
+        assert run(side, StepOrders(is_idle=True)).received == {"d1"}

@@ -68,7 +68,8 @@ class StepOrders:
     load_cancels: list[tuple[str, str]] = field(default_factory=list)
     loads: list[LoadOrder] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
+    is_idle: bool = False  # nothing is computed in this step: the engine only asks whether something has ended
 
     def __bool__(self) -> bool:
         """Return whether there is anything to do."""
-        return any(vars(self).values())
+        return any(value for name, value in vars(self).items() if name != "is_idle")

@@ -132,6 +132,7 @@ class SchedulerSide:
         if self._starved(output):
             self._orders.shed = self._pinned.make_room()
         orders, self._orders = self._orders, StepOrders()
+        orders.is_idle = not output.num_scheduled_tokens
         return orders
 
     def reported(self, sent: Iterable[str], received: Iterable[str], ends: dict[str, TransferEnd]) -> None:
