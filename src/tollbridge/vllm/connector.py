@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
@@ -33,6 +34,7 @@ from tollbridge.vllm.ready import AtOnce
 from tollbridge.vllm.scheduler import SchedulerSide
 from tollbridge.vllm.settings import ConnectorSettings, read_settings
 from tollbridge.vllm.stats import TollbridgePromMetrics, TollbridgeStats
+from tollbridge.vllm.traced import TracedScheduler, TracedWorker
 from tollbridge.vllm.worker import StepResults, WorkerSide
 
 logger = logging.getLogger(__name__)
@@ -75,16 +77,17 @@ class TollbridgeConnector(base.KVConnectorBase_V1):
         self._failed_blocks: set[int] = set()
         self._ends = EndsMetadata()  # of the ranks that have reported, until all have
         if role is base.KVConnectorRole.SCHEDULER:
-            self._scheduler = SchedulerSide(
-                Admission(
-                    secret=self._settings.secret,
-                    clock=SystemClock(),
-                    tp_size=vllm_config.parallel_config.tensor_parallel_size,
-                    sends=transfer_config.is_kv_producer,
-                    loads=transfer_config.is_kv_consumer,
-                ),
-                max_pinned_blocks=max(1, int(self._settings.max_pinned_fraction * kv_cache_config.num_blocks)),
+            admission = Admission(
+                secret=self._settings.secret,
+                clock=SystemClock(),
+                tp_size=vllm_config.parallel_config.tensor_parallel_size,
+                sends=transfer_config.is_kv_producer,
+                loads=transfer_config.is_kv_consumer,
             )
+            max_pinned_blocks = max(1, int(self._settings.max_pinned_fraction * kv_cache_config.num_blocks))
+            trace = self._settings.maybe_trace("scheduler")
+            make_scheduler = SchedulerSide if trace is None else partial(TracedScheduler, trace=trace)
+            self._scheduler = make_scheduler(admission, max_pinned_blocks=max_pinned_blocks)
 
     # ── scheduler's process ──
 
@@ -131,7 +134,9 @@ class TollbridgeConnector(base.KVConnectorBase_V1):
         transfer_config = config.kv_transfer_config
         sender = TcpSender(memory, fingerprint, options) if transfer_config.is_kv_producer else None
         receiver = TcpReceiver(memory, fingerprint, options) if transfer_config.is_kv_consumer else None
-        self._worker = WorkerSide(
+        trace = settings.maybe_trace(f"worker{rank}")
+        make_worker = WorkerSide if trace is None else partial(TracedWorker, trace=trace)
+        self._worker = make_worker(
             sender=sender,
             receiver=receiver,
             layers=layout.layers,

@@ -12,6 +12,7 @@ import msgspec
 from tollbridge.config.cluster import SecretConfig
 from tollbridge.config.secret import require_secret
 from tollbridge.errors import ConfigError
+from tollbridge.obs.trace import Trace
 from tollbridge.transfer.channel import TlsFiles
 from tollbridge.transfer.options import AUTO, TransferOptions
 
@@ -25,6 +26,7 @@ _OURS = {
     "allow_untested_vllm": bool,
     "max_pinned_fraction": float,
     "tls": TlsFiles,
+    "trace": str,
 }
 _NOT_SETTABLE = {"secret", "bind_host", "bind_port", "tls"}  # they have names of their own here
 _TRANSFER = {option.name for option in fields(TransferOptions)} - _NOT_SETTABLE
@@ -40,6 +42,7 @@ class ConnectorSettings:
     allow_untested_vllm: bool
     max_pinned_fraction: float  # of the blocks, for sends whose request has ended and that decode has not fetched
     tls: TlsFiles | None
+    trace: str | None  # the folder of traces, None: none
     transfer: Mapping[str, Any]
 
     def options(self, tp_rank: int) -> TransferOptions:
@@ -53,6 +56,10 @@ class ConnectorSettings:
             bind_port=port,
         )
 
+    def maybe_trace(self, name: str) -> Trace | None:
+        """Return a trace of this process, None when none is asked for."""
+        return Trace(self.trace, name) if self.trace is not None else None
+
 
 def read_settings(extra: Mapping[str, Any], environ: Mapping[str, str]) -> ConnectorSettings:
     """Return the settings in `extra`; ConfigError names the first mistake, and the closest key to an unknown one."""
@@ -65,6 +72,7 @@ def read_settings(extra: Mapping[str, Any], environ: Mapping[str, str]) -> Conne
         allow_untested_vllm=extra.get("allow_untested_vllm", False),
         max_pinned_fraction=float(extra.get("max_pinned_fraction", 0.5)),
         tls=msgspec.convert(extra["tls"], TlsFiles) if "tls" in extra else None,
+        trace=extra.get("trace"),
         transfer={key: value for key, value in extra.items() if key in _TRANSFER},
     )
     if not 0 <= settings.kv_port <= MAX_PORT:
