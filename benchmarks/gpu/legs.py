@@ -30,16 +30,17 @@ def body(prompt: list[int], max_tokens: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-async def single(session: aiohttp.ClientSession, server: Server, prompt: list[int], max_tokens: int) -> Stream:
+async def single(
+    session: aiohttp.ClientSession, server: Server, prompt: list[int], max_tokens: int, into: Stream
+) -> Stream:
     """One server does both."""
-    return await stream(session, server.url, body(prompt, max_tokens))
+    return await stream(session, server.url, body(prompt, max_tokens), into=into)
 
 
 async def split(
-    session: aiohttp.ClientSession, pair: Pair, prompt: list[int], max_tokens: int, *, into: Stream | None = None
+    session: aiohttp.ClientSession, pair: Pair, prompt: list[int], max_tokens: int, result: Stream
 ) -> Stream:
     """Split by the pair's transport; TTFT counts from when the first leg is sent."""
-    result = into or Stream()
     sent_s = time.monotonic()
     if pair.transport == "tollbridge":
         await _tollbridge(session, pair, prompt, max_tokens, result)

@@ -1,4 +1,4 @@
-"""Pairs of vLLM servers on one GPU, one pair per KV transport, all up at once so that runs can alternate."""
+"""vLLM servers for the benchmarks: on a GPU, or for a rehearsal on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -16,6 +18,50 @@ import aiohttp
 
 START_TIMEOUT_S = 420.0
 SECRET = "benchmark-on-loopback-0123456789"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """How vLLM is started on a kind of machine."""
+
+    serve: Sequence[str]  # argv up to the model's folder
+    args: Sequence[str]
+    environ: Mapping[str, str]
+
+
+GPU = Host(
+    serve=(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"),
+    args=("--attention-backend", "FLASH_ATTN"),
+    environ={"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_USE_DEEP_GEMM": "0"},
+)
+CPU = Host(
+    serve=(
+        os.environ.get("TOLLBRIDGE_VLLM_PYTHON", sys.executable),
+        *("-m", "vllm.entrypoints.openai.api_server", "--model"),
+    ),
+    args=("--dtype", "float32", "--enforce-eager"),
+    environ={
+        "VLLM_TARGET_DEVICE": "cpu",
+        "VLLM_CPU_CI_ENV": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": "1",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "300",
+    },
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """A server to be started."""
+
+    name: str
+    model: Path
+    transport: str | None = None  # tollbridge, nixl-cuda, nixl-cpu, nixl-push; None: no KV connector
+    connector: Mapping[str, object] = field(default_factory=dict)  # more of tollbridge's kv_connector_extra_config
+    args: Sequence[str] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+    gpus: str = ""  # CUDA_VISIBLE_DEVICES, the first is used; empty: as it is
 
 
 @dataclass
@@ -50,44 +96,59 @@ class Pair:
     decode: Server
 
 
-def kv_transfer_config(transport: str, kv_port: int) -> dict[str, object]:
-    """Return `--kv-transfer-config` of a transport: tollbridge, nixl-cuda, nixl-cpu or nixl-push."""
+def kv_transfer_config(spec: Spec, kv_port: int) -> dict[str, object]:
+    """Return `--kv-transfer-config` of a server."""
     common: dict[str, object] = {"kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
-    if transport == "tollbridge":
+    if spec.transport == "tollbridge":
         return common | {
             "kv_connector": "TollbridgeConnector",
             "kv_connector_module_path": "tollbridge.vllm.connector",
-            "kv_connector_extra_config": {"kv_host": "127.0.0.1", "kv_port": kv_port},
+            "kv_connector_extra_config": {"kv_host": "127.0.0.1", "kv_port": kv_port, **spec.connector},
         }
-    connector = "NixlPushConnector" if transport == "nixl-push" else "NixlConnector"
-    return common | {"kv_connector": connector, "kv_buffer_device": "cpu" if transport == "nixl-cpu" else "cuda"}
+    connector = "NixlPushConnector" if spec.transport == "nixl-push" else "NixlConnector"
+    return common | {"kv_connector": connector, "kv_buffer_device": "cpu" if spec.transport == "nixl-cpu" else "cuda"}
 
 
-def start(name: str, model: Path, transport: str, index: int, logs: Path, extra: list[str]) -> Server:
-    """Start a server; `index` spaces the ports."""
-    port, kv_port = 8100 + index, 7801 + 10 * index
+def start(spec: Spec, logs: Path, host: Host = GPU) -> Server:
+    """Start a server; `wait_healthy` says when it is up."""
+    port, kv_port = free_port(), free_port()
+    argv = [
+        *host.serve, str(spec.model),
+        "--served-model-name", "m", "--load-format", "dummy", "--host", "127.0.0.1", "--port", str(port),
+        "--no-enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log",
+        *host.args, *spec.args,
+    ]  # fmt: skip
+    if spec.transport is not None:
+        argv += ["--kv-transfer-config", json.dumps(kv_transfer_config(spec, kv_port))]
+    log = logs / f"{spec.name}.log"
+    log_file = log.open("wb")
+    process = subprocess.Popen(
+        argv, env=_environ(spec, host, kv_port), stdout=log_file, stderr=log_file, start_new_session=True
+    )
+    return Server(spec.name, port, kv_port, process, log, log_file)
+
+
+def _environ(spec: Spec, host: Host, kv_port: int) -> dict[str, str]:
     environ = {
         **os.environ,
         "TOLLBRIDGE_SECRET": SECRET,
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-        "VLLM_USE_DEEP_GEMM": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
-        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(5600 + 10 * index),
-        "UCX_TLS": "tcp,self,cuda_copy",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(kv_port),
+        **host.environ,
+        **spec.environ,
     }
-    argv = [
-        sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model),
-        "--served-model-name", "m", "--load-format", "dummy", "--attention-backend", "FLASH_ATTN",
-        "--host", "127.0.0.1", "--port", str(port), "--max-model-len", "8192",
-        "--no-enable-prefix-caching", "--enable-prompt-tokens-details", "--disable-uvicorn-access-log",
-        "--kv-transfer-config", json.dumps(kv_transfer_config(transport, kv_port)), *extra,
-    ]  # fmt: skip
-    log = logs / f"{name}.log"
-    log_file = log.open("wb")
-    process = subprocess.Popen(argv, env=environ, stdout=log_file, stderr=log_file, start_new_session=True)
-    return Server(name, port, kv_port, process, log, log_file)
+    if spec.gpus:
+        environ["CUDA_VISIBLE_DEVICES"] = spec.gpus
+    return environ
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody listens on now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 async def wait_healthy(servers: list[Server]) -> None:

@@ -53,7 +53,7 @@ def send(pool: GpuPool, layers: Sequence[Any], tables: Sequence[Any], sockets: S
 
     def run(sock: socket.socket, mine: Sequence[Piece], lane: _Lane) -> None:
         for number in _staged_ahead(mine, lane, lambda piece, slot: _gather(layers, tables, piece, slot)):
-            sock.sendall(lane.views[number % NUM_SLOTS])
+            sock.sendall(lane.views[number % NUM_SLOTS][: _piece_bytes(pool, mine[number])])
         sock.recv(1)
 
     _each(pool, len(tables), sockets, run)
@@ -67,10 +67,10 @@ def receive(pool: GpuPool, layers: Sequence[Any], tables: Sequence[Any], sockets
         for number, (request, layer, first) in enumerate(mine):
             slot = number % NUM_SLOTS
             lane.events[slot].synchronize()
-            _fill(sock, lane.views[slot])
+            _fill(sock, lane.views[slot][: _piece_bytes(pool, mine[number])])
             with torch.cuda.stream(lane.stream):
                 blocks = tables[request][first : first + PIECE_BLOCKS]
-                layers[layer].index_copy_(0, blocks, lane.slots[slot].to("cuda", non_blocking=True))
+                layers[layer].index_copy_(0, blocks, lane.slots[slot][: len(blocks)].to("cuda", non_blocking=True))
                 lane.events[slot].record()
         lane.stream.synchronize()
         sock.sendall(b"k")
@@ -114,7 +114,12 @@ def _staged_ahead(mine: Sequence[Piece], lane: _Lane, stage: Callable[[Piece, An
 
 def _gather(layers: Sequence[Any], tables: Sequence[Any], piece: Piece, slot: Any) -> None:
     request, layer, first = piece
-    slot.copy_(layers[layer].index_select(0, tables[request][first : first + PIECE_BLOCKS]), non_blocking=True)
+    blocks = tables[request][first : first + PIECE_BLOCKS]
+    slot[: len(blocks)].copy_(layers[layer].index_select(0, blocks), non_blocking=True)
+
+
+def _piece_bytes(pool: GpuPool, piece: Piece) -> int:
+    return min(PIECE_BLOCKS, pool.request_blocks - piece[2]) * pool.block_bytes
 
 
 def _fill(sock: socket.socket, view: memoryview) -> None:
