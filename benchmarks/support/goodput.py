@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.support import nixl_pair
 from benchmarks.support.iperf import available as iperf_available
 from benchmarks.support.iperf import iperf
-from benchmarks.support.kv_pair import Copy, KVPair, kv_pair
-from benchmarks.support.kv_shape import KVShape
+from benchmarks.support.kv_pair import Copy, KVPair
 from benchmarks.support.netns import Link
 from benchmarks.support.nixl_pair import NixlPair
 from benchmarks.support.repeat import alternate, ratios, spread
 
 RATES: dict[str, str | None] = {"1 Gb/s": "1gbit", "4.6 Gb/s": "4600mbit", "unshaped": None}
 MULTI_STREAMS = (2, 4, 8)
-OURS = "tollbridge"
-VARIANTS: dict[str, dict[str, object]] = {
-    OURS: {},
-    "tollbridge, 1 stream": {"streams": 1},
-    "tollbridge, threads": {"io": "threads"},
-}
+STREAMS = 4
+SEVERAL = f"tollbridge, {STREAMS} streams"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,40 +56,34 @@ class RateResult:
 COLUMNS = ("link", "arm", "MiB/s", "of raw", "send CPU s/GB", "receive CPU s/GB")
 
 
-@contextmanager
-def variants(joined: Link, shape: KVShape) -> Iterator[dict[str, KVPair]]:
-    """Start a pair of workers for each of VARIANTS."""
-    with ExitStack() as stack:
-        yield {name: stack.enter_context(kv_pair(joined, shape, options)) for name, options in VARIANTS.items()}
-
-
 def measure(
     joined: Link,
-    pairs: Mapping[str, KVPair],
+    pair: KVPair,
+    several: KVPair,
     nixl: NixlPair | None,
     repetitions: int,
     *,
     multi: bool,
     rates: Sequence[str],
-    before: Callable[[], None],
 ) -> list[RateResult]:
     """Measure all arms at each of `rates`; the multi-stream rivals only when asked for, and only unshaped.
 
-    `pairs` has one pair for each of VARIANTS; `before` is called before each repetition.
+    `pair` has the default number of streams, `several` has STREAMS.
     """
-    results, pair = [], pairs[OURS]
+    results = []
     for rate in rates:
         joined.shape(RATES[rate])
         arms: dict[str, Callable[[], Copy]] = {
             "raw": pair.raw,
-            **{name: variant.kv for name, variant in pairs.items()},
+            "tollbridge": pair.kv,
+            SEVERAL: several.kv,
             "tollbridge, neighbours": lambda: pair.kv(pair.contiguous),
         }
         if nixl is not None:
             arms |= {"NIXL WRITE": nixl.write, "NIXL READ": nixl.read}
         if multi and rate == "unshaped":
             arms |= _multi_stream(joined, pair)
-        results.append(RateResult(rate=rate, copies=alternate(arms, repetitions, before=before)))
+        results.append(RateResult(rate=rate, copies=alternate(arms, repetitions)))
     return results
 
 
