@@ -35,6 +35,7 @@ class Lanes:
         stage: Stage,
         *,
         tls: Tls | None,
+        num_streams: int,
         incarnation: int,
         name: str,
     ) -> None:
@@ -45,7 +46,7 @@ class Lanes:
             Switchboard(
                 owner, options, clock, tls=tls, incarnation=incarnation, numbers=numbers, index=index, name=name
             )
-            for index in range(options.streams or 1)
+            for index in range(num_streams)
         ]
         self.first = self.boards[0]
 
