@@ -8,8 +8,8 @@ CPU per byte than the raw socket, or that spins instead of waiting, loses here. 
 from __future__ import annotations
 
 from benchmarks.support import load
-from benchmarks.support.goodput import COLUMNS, RATES, SEVERAL, STREAMS, figures, measure, missing
-from benchmarks.support.kv_pair import cores, kv_pair
+from benchmarks.support.goodput import COLUMNS, OURS, RATES, VARIANTS, figures, measure, missing, variants
+from benchmarks.support.kv_pair import cores
 from benchmarks.support.kv_shape import KVShape
 from benchmarks.support.netns import LinkUnavailableError, link
 from benchmarks.support.nixl_pair import nixl_pair, version
@@ -27,21 +27,25 @@ def run(quick: bool) -> ClaimResult:
     try:
         with (
             link() as joined,
-            kv_pair(joined, shape) as pair,
-            kv_pair(joined, shape, {"streams": STREAMS}) as several,
-            nixl_pair(joined, pair) as nixl,
+            variants(joined, shape) as pairs,
+            nixl_pair(joined, pairs[OURS]) as nixl,
             load.busy(cores()),
         ):
             absent = missing(nixl, multi=False)
-            results = measure(joined, pair, several, nixl, repetitions, multi=False, rates=list(RATES))
+            results = measure(joined, pairs, nixl, repetitions, multi=False, rates=list(RATES), before=lambda: None)
     except LinkUnavailableError as error:
         return unavailable(str(error))
-    ratios = {NAMES[result.rate]: result.ratio("tollbridge", ["raw"]) for result in results}
-    several_ratios = {f"{SEVERAL}, {NAMES[result.rate]}": result.ratio(SEVERAL, ["raw"]) for result in results}
+    ratios = {NAMES[result.rate]: result.ratio(OURS, ["raw"]) for result in results}
+    others = {
+        f"{name}, {NAMES[result.rate]}": result.ratio(name, ["raw"])
+        for name in VARIANTS
+        if name != OURS
+        for result in results
+    }
     nixl_ratios = {f"nixl_write_{NAMES[result.rate]}": result.ratio("NIXL WRITE", ["raw"]) for result in results}
     return ClaimResult(
         holds=all(ratio is not None and ratio >= MIN_OF_RAW for ratio in ratios.values()),
-        figures={**ratios, **several_ratios, **nixl_ratios, "arms": figures(results)},
+        figures={**ratios, **others, **nixl_ratios, "arms": figures(results)},
         bounds=dict.fromkeys(ratios, f">= {MIN_OF_RAW}"),
         conditions={
             "payload": str(shape),

@@ -22,6 +22,7 @@ from functools import partial
 from benchmarks.support.kv_pair import Copy, KVPair, kv_pair
 from benchmarks.support.kv_shape import KVShape
 from benchmarks.support.netns import LinkUnavailableError, link
+from benchmarks.support.quiet import Quiet
 from benchmarks.support.repeat import alternate, spread
 from benchmarks.support.result import ClaimResult, Table, unavailable
 
@@ -44,18 +45,18 @@ class Mixed:
 
 def run(quick: bool) -> ClaimResult:
     """Measure at 1 Gb/s; quick runs use transfers a quarter as large."""
-    repetitions = 2 if quick else 7
+    repetitions, quiet = 2 if quick else 7, Quiet()
     shape = KVShape(num_blocks=19, cache_blocks=24) if quick else KVShape(num_blocks=38, cache_blocks=48)
     try:
         with link() as joined, kv_pair(joined, shape) as pair:
             joined.shape(RATE, burst=BURST)
             arms: dict[str, Callable[[], Copy]] = {str(n): partial(pair.kv, count=n) for n in COUNTS}
-            copies = alternate(arms, repetitions)
+            copies = alternate(arms, repetitions, before=quiet.wait)
             one_s = statistics.median(copy.seconds for copy in copies["1"])
             mixed = [_mixed(pair, one_s) for _ in range(repetitions)]
     except LinkUnavailableError as error:
         return unavailable(str(error))
-    return _verdict(copies, mixed, shape, repetitions)
+    return _verdict(copies, mixed, shape, repetitions, quiet)
 
 
 def _mixed(pair: KVPair, one_s: float) -> Mixed:
@@ -70,7 +71,9 @@ def _mixed(pair: KVPair, one_s: float) -> Mixed:
     return Mixed(long_s / one_s, statistics.median(short_s))
 
 
-def _verdict(copies: dict[str, list[Copy]], mixed: list[Mixed], shape: KVShape, repetitions: int) -> ClaimResult:
+def _verdict(
+    copies: dict[str, list[Copy]], mixed: list[Mixed], shape: KVShape, repetitions: int, quiet: Quiet
+) -> ClaimResult:
     one = copies["1"]
     total: dict[int, list[float]] = {}
     mean: dict[int, list[float]] = {}
@@ -111,6 +114,7 @@ def _verdict(copies: dict[str, list[Copy]], mixed: list[Mixed], shape: KVShape, 
             "payload": f"each {shape}",
             "link": f"{RATE}, tc tbf, burst {BURST}",
             "repetitions": repetitions,
+            "others": str(quiet),
             "short": f"1/{SHORT_PART} of the tokens, {SHORT_LOAD:.0%} of the link for {SHORT_SPAN:g} x the long one",
         },
         table=Table(

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from benchmarks.support import nixl_pair
 from benchmarks.support.iperf import available as iperf_available
 from benchmarks.support.iperf import iperf
-from benchmarks.support.kv_pair import Copy, KVPair
+from benchmarks.support.kv_pair import Copy, KVPair, kv_pair
+from benchmarks.support.kv_shape import KVShape
 from benchmarks.support.netns import Link
 from benchmarks.support.nixl_pair import NixlPair
 from benchmarks.support.repeat import alternate, ratios, spread
 
 RATES: dict[str, str | None] = {"1 Gb/s": "1gbit", "4.6 Gb/s": "4600mbit", "unshaped": None}
 MULTI_STREAMS = (2, 4, 8)
-STREAMS = 4
-SEVERAL = f"tollbridge, {STREAMS} streams"
+OURS = "tollbridge"
+VARIANTS: dict[str, dict[str, object]] = {
+    OURS: {},
+    "tollbridge, 1 stream": {"streams": 1},
+    "tollbridge, threads": {"io": "threads"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,34 +62,40 @@ class RateResult:
 COLUMNS = ("link", "arm", "MiB/s", "of raw", "send CPU s/GB", "receive CPU s/GB")
 
 
+@contextmanager
+def variants(joined: Link, shape: KVShape) -> Iterator[dict[str, KVPair]]:
+    """Start a pair of workers for each of VARIANTS."""
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(kv_pair(joined, shape, options)) for name, options in VARIANTS.items()}
+
+
 def measure(
     joined: Link,
-    pair: KVPair,
-    several: KVPair,
+    pairs: Mapping[str, KVPair],
     nixl: NixlPair | None,
     repetitions: int,
     *,
     multi: bool,
     rates: Sequence[str],
+    before: Callable[[], None],
 ) -> list[RateResult]:
     """Measure all arms at each of `rates`; the multi-stream rivals only when asked for, and only unshaped.
 
-    `pair` has the default number of streams, `several` has STREAMS.
+    `pairs` has one pair for each of VARIANTS; `before` is called before each repetition.
     """
-    results = []
+    results, pair = [], pairs[OURS]
     for rate in rates:
         joined.shape(RATES[rate])
         arms: dict[str, Callable[[], Copy]] = {
             "raw": pair.raw,
-            "tollbridge": pair.kv,
-            SEVERAL: several.kv,
+            **{name: variant.kv for name, variant in pairs.items()},
             "tollbridge, neighbours": lambda: pair.kv(pair.contiguous),
         }
         if nixl is not None:
             arms |= {"NIXL WRITE": nixl.write, "NIXL READ": nixl.read}
         if multi and rate == "unshaped":
             arms |= _multi_stream(joined, pair)
-        results.append(RateResult(rate=rate, copies=alternate(arms, repetitions)))
+        results.append(RateResult(rate=rate, copies=alternate(arms, repetitions, before=before)))
     return results
 
 

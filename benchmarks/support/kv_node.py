@@ -5,11 +5,13 @@ Times between nodes are CLOCK_MONOTONIC, which all namespaces of a machine share
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,8 @@ from benchmarks.support.raw import RawSink, RawSource
 from tollbridge.transfer.base import Fingerprint, KVReceiver, KVSender, LoadRequest, TransferEnd, content_digest
 from tollbridge.transfer.memory import BufferMemory
 from tollbridge.transfer.options import TransferOptions
-from tollbridge.transfer.tcp import TcpReceiver, TcpSender
+from tollbridge.transfer.outboard import make_receiver, make_sender
+from tollbridge.transfer.shared import SharedBuffer
 
 SECRET = b"benchmark"
 DIGEST = content_digest([1, 2, 3])
@@ -45,7 +48,8 @@ class KVNode:
         """Allocate the cache and touch all of it: random bytes, zeros when there is no seed."""
         self.shape = KVShape(**shape)
         size = self.shape.num_layers * self.shape.cache_blocks * self.shape.block_bytes
-        self._array = np.empty(size, dtype=np.uint8)
+        self._shared = SharedBuffer(size)  # so that the medium may run in a process of its own
+        self._array = np.frombuffer(self._shared.data, dtype=np.uint8)
         if seed is None:
             self._array.fill(0)
         else:
@@ -59,6 +63,7 @@ class KVNode:
             block_size=BLOCK_TOKENS,
             token_bytes=self.shape.block_bytes // BLOCK_TOKENS,
         )
+        self._memory.shared_fd = self._shared.fd
 
     def hash(self, table: Sequence[int]) -> str:
         """Return a digest of a request's bytes in token order, to see that the other side has the same."""
@@ -101,7 +106,7 @@ class KVNode:
     # ── KV ──
 
     def kv_sender(self, host: str, options: dict[str, Any]) -> tuple[str, int]:
-        self._sender: KVSender = TcpSender(
+        self._sender: KVSender = make_sender(
             self._memory,
             _fingerprint(self.shape),
             TransferOptions(secret=SECRET, bind_host=host, **{**PATIENCE, **options}),
@@ -111,7 +116,7 @@ class KVNode:
         return self._sender.address
 
     def kv_receiver(self, options: dict[str, Any]) -> None:
-        self._receiver: KVReceiver = TcpReceiver(
+        self._receiver: KVReceiver = make_receiver(
             self._memory, _fingerprint(self.shape), TransferOptions(secret=SECRET, **{**PATIENCE, **options})
         )
         self._side = self._receiver
@@ -181,15 +186,16 @@ class KVNode:
         self, window_s: float, engine_core: int, io_core: int, transfers: dict[str, int], table: Sequence[int]
     ) -> dict[str, float]:
         """Time steps in this thread on its core, while the I/O thread on its own serves `transfers`."""
-        _place({threading.current_thread()}, engine_core)
-        _place(set(threading.enumerate()) - {threading.current_thread()}, io_core)
+        mine, others = threading.get_native_id(), set(_threads())
+        _place([mine], engine_core)
+        _place(others - {mine}, io_core)
         for transfer_id, num_tokens in transfers.items():
             self._sender.register(transfer_id, digest=DIGEST, num_tokens=num_tokens)
             self._sender.publish(transfer_id, table, num_tokens)
         time.sleep(0.3)  # decode has opened, and the link is full
         times_s = timed_steps(window_s - 0.3)
         self._wait(transfers)
-        _place(set(threading.enumerate()), engine_core)
+        _place(_threads(), engine_core)
         return {"median_s": float(np.median(times_s)), "count": len(times_s)}
 
     def _wait(self, transfers: Iterable[str]) -> None:
@@ -241,12 +247,25 @@ def _fingerprint(shape: KVShape) -> Fingerprint:
     )
 
 
-def _place(threads: set[threading.Thread], core: int) -> None:
+def _place(threads: Iterable[int], core: int) -> None:
     for thread in threads:
-        if thread.native_id is not None:
-            os.sched_setaffinity(thread.native_id, {core})
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, {core})
+
+
+def _io_processes() -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+def _threads() -> list[int]:
+    """Return the threads of this process and of its I/O process."""
+    return [int(task.name) for pid in [os.getpid(), *_io_processes()] for task in Path(f"/proc/{pid}/task").iterdir()]
 
 
 def _cpu_s() -> float:
+    """Return the CPU time of this process and of its I/O process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
+    tasks = [task for pid in _io_processes() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return (
+        usage.ru_utime + usage.ru_stime + 1e-9 * sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+    )

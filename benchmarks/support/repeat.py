@@ -9,11 +9,21 @@ from typing import TypeVar
 Value = TypeVar("Value")
 
 
-def alternate(arms: Mapping[str, Callable[[], Value]], repetitions: int) -> dict[str, list[Value]]:
-    """Run every arm once per repetition, in an order that rotates; return the results by arm."""
+def _go() -> None:
+    """Begin at once."""
+
+
+def alternate(
+    arms: Mapping[str, Callable[[], Value]], repetitions: int, *, before: Callable[[], None] = _go
+) -> dict[str, list[Value]]:
+    """Run every arm once per repetition, in an order that rotates; return the results by arm.
+
+    `before` is called before each repetition.
+    """
     names = list(arms)
     results: dict[str, list[Value]] = {name: [] for name in names}
     for repetition in range(repetitions):
+        before()
         turn = repetition % len(names)
         for name in names[turn:] + names[:turn]:
             results[name].append(arms[name]())

@@ -76,10 +76,16 @@ def test_the_command_to_paste_is_one_that_a_shell_finds(tmp_path: Path, monkeypa
 
 
 def children(process: subprocess.Popen[str]) -> dict[str, int]:
-    """Return the pids of the stack by name."""
+    """Return the pids of the stack by name, of the workers' I/O processes too."""
     found = psutil.Process(process.pid).children(recursive=True)
-    lines = {child.pid: child.cmdline() for child in found}
-    return {line[line.index("--name") + 1] if "--name" in line else "router": pid for pid, line in lines.items()}
+    return {_name(child): child.pid for child in found}
+
+
+def _name(process: psutil.Process) -> str:
+    line = process.cmdline()
+    if "tollbridge.transfer.outboard_main" in line:
+        return f"io {process.pid}"
+    return line[line.index("--name") + 1] if "--name" in line else "router"
 
 
 async def ask(url: str, policy: str) -> Answer:
@@ -104,7 +110,8 @@ def test_serve_both_ways_chat_and_ctrl_c(cluster_file: Path, environ: dict[str, 
     assert (split.decision.choice, split.happened.split_verified) == ("split", True), split
     assert (local.decision.choice, local.happened.prefill_report) == ("local", None), local
     assert b"[split on p0 -> d0; first token after" in chat.stderr, chat.stderr
-    assert set(pids) == {"p0", "d0", "router"}
+    assert {name for name in pids if not name.startswith("io ")} == {"p0", "d0", "router"}
+    assert len(pids) == 3 + 4  # each worker sends and receives
     for pid in pids.values():
         wait_gone(pid)
 

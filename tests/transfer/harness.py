@@ -27,6 +27,8 @@ from tollbridge.transfer.channel import TlsFiles
 from tollbridge.transfer.loopback import LoopbackNetwork
 from tollbridge.transfer.memory import BufferMemory
 from tollbridge.transfer.options import TransferOptions
+from tollbridge.transfer.outboard import OutboardReceiver, OutboardSender
+from tollbridge.transfer.shared import SharedBuffer
 from tollbridge.transfer.tcp import TcpReceiver, TcpSender
 
 NUM_LAYERS = 3
@@ -73,7 +75,9 @@ class Cache:
         device: FakeDevice | None = None,
     ) -> None:
         size = NUM_LAYERS * num_blocks * block_size * token_bytes
-        self.array = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+        shared = SharedBuffer(size)
+        self.array = np.frombuffer(shared.data, dtype=np.uint8)
+        self.array[:] = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
         self.slots = self.array.reshape(NUM_LAYERS, num_blocks * block_size, token_bytes)
         self.memory: Any
         if device is not None:
@@ -88,6 +92,7 @@ class Cache:
             token_bytes=token_bytes,
             granule=granule,
         )
+        self.shared, self.memory.shared_fd = shared, shared.fd
 
     def slot_numbers(self, table: Sequence[int], first_token: int, num_tokens: int) -> np.ndarray:
         size = self.memory.block_size
@@ -210,9 +215,8 @@ def make_pair(
     receiver: KVReceiver
     receive_options = receive_options or options
     medium, _, streams = medium.partition("-")
-    if streams:
-        options = replace(options, streams=int(streams))
-        receive_options = replace(receive_options, streams=int(streams))
+    options = replace(options, streams=options.streams or int(streams or 1))
+    receive_options = replace(receive_options, streams=receive_options.streams or int(streams or 1))
     if medium == "tls":
         send_files, receive_files = tls_files()
         receive_options = replace(receive_options, tls=receive_files)
@@ -220,7 +224,10 @@ def make_pair(
     if medium in ("shm", "nixl"):
         receive_options = replace(receive_options, media=medium)
         options = replace(options, media=medium)
-    if medium != "loopback":
+    if medium == "process":
+        sender = OutboardSender(send_cache.memory, send_print, options)
+        receiver = OutboardReceiver(receive_cache.memory, receive_print, receive_options)
+    elif medium != "loopback":
         sender = TcpSender(send_cache.memory, send_print, options)
         receiver = TcpReceiver(receive_cache.memory, receive_print, receive_options)
     else:

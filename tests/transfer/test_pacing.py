@@ -48,6 +48,14 @@ def test_frames_are_at_most_30_ms_of_goodput() -> None:
     assert sizer.frame_bytes == sizer.unsent_bytes == 64 * 1024
 
 
+def test_lanes_share_the_smallest_frame() -> None:
+    sizer = FrameSizer(TransferOptions(streams=4))
+    assert sizer.frame_bytes == sizer.unsent_bytes == 64 * 1024
+    for _ in range(10):
+        sizer.update(1e5)
+    assert sizer.frame_bytes == sizer.unsent_bytes == 16 * 1024
+
+
 def test_the_cap_shrinks_frames_too() -> None:
     sizer = FrameSizer(TransferOptions(bandwidth_cap_bytes_per_s=4e6))
     for _ in range(10):

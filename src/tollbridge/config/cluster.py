@@ -66,6 +66,7 @@ class TlsConfig(_Section, frozen=True, kw_only=True):
 
 class TransferConfig(_Section, frozen=True, kw_only=True):
     media: Literal["auto", "tcp", "shm", "nixl", "loopback"] = "auto"
+    io: Literal["auto", "threads", "process"] = "auto"  # who moves KV: the engine's process, or one beside it
     streams: Literal["auto"] | Count = "auto"
     ring_mib: Literal["auto"] | Count = "auto"
     codec: Literal["none", "fp8"] = "none"  # fp8: about half the bytes of bfloat16, at some cost in quality

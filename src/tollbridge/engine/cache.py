@@ -18,6 +18,7 @@ import torch
 from tollbridge.errors import UnsupportedError
 from tollbridge.transfer.memory import HostMemory
 from tollbridge.transfer.rows import Bytes, as_bytes
+from tollbridge.transfer.shared import SharedBuffer
 
 LAYOUT = "token-major:k,v"
 
@@ -62,11 +63,13 @@ class PagedKVCache(HostMemory):
         self.block_size = shape.block_size
         self.granule_bytes = shape.token_bytes
         # [num_layers, num_slots, 2, num_kv_heads, head_dim]; slot = block * block_size + token within the block
-        self.tensor = torch.empty(
-            (shape.num_layers, num_blocks * shape.block_size, 2, shape.num_kv_heads, shape.head_dim),
-            dtype=shape.dtype,
-            device=device,
-        ).zero_()
+        size = (shape.num_layers, num_blocks * shape.block_size, 2, shape.num_kv_heads, shape.head_dim)
+        if device.type == "cpu":
+            self._shared = SharedBuffer(num_blocks * shape.block_bytes)
+            self.shared_fd = self._shared.fd
+            self.tensor = torch.frombuffer(self._shared.data, dtype=shape.dtype).view(size).zero_()
+        else:
+            self.tensor = torch.empty(size, dtype=shape.dtype, device=device).zero_()
         self.layers: tuple[torch.Tensor, ...] = tuple(self.tensor)  # each [num_slots, 2, num_kv_heads, head_dim]
         self._bytes = _byte_view(self.tensor) if device.type == "cpu" else None
 

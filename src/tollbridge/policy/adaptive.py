@@ -17,6 +17,8 @@ MAX_EACH = 8  # prefill and decode workers that are paired, those that cost leas
 EXPLORE_MIN_TOKENS = 64  # a smaller transfer says nothing about a link
 EXPLORE_UNKNOWN = 5.0  # a link that nobody has seen is tried so much more often than one that is known
 EXPLORE_GUESS = 12.5e6  # bytes/s that such a link is taken to have: what it risks is bounded
+MAX_PAIRS = 24  # priced at most, in the order of what they cost at least
+MAX_EXPLORED = 4  # pairs that are priced for it
 EXPLORE_MAX_COST = 0.5  # in requests
 
 
@@ -80,7 +82,7 @@ def _pairs(
     if not ranked:
         return "no_kv_room", []
     ranked.sort()
-    return "unknown_link", [(sides[p], sides[d]) for _, p, d in ranked]
+    return "unknown_link", [(sides[p], sides[d]) for _, p, d in ranked[:MAX_PAIRS]]
 
 
 def _best_split(estimator: Estimator, pairs: list[tuple[Side, Side]], bound: float) -> Candidate | None:
@@ -109,13 +111,18 @@ def _explore(
     draw = crc32(request.id.encode()) / 2**32
     if draw >= min(1.0, EXPLORE_UNKNOWN * estimator.pricing.explore):
         return None
+    cost = estimator.cost
+    num_priced = 0
     for prefill, decode in pairs:
         if estimator.num_tokens - decode.cached < EXPLORE_MIN_TOKENS:
             continue
+        if draw >= estimator.pricing.explore and cost.link(prefill.view.host, decode.view.host).known:
+            continue
+        num_priced += 1
+        if num_priced > MAX_EXPLORED:
+            return None
         candidate = estimator.split(prefill, decode, unknown_goodput=EXPLORE_GUESS)
         if candidate is None or candidate.path is None or candidate.path.num_flows:
-            continue
-        if candidate.path.known and draw >= estimator.pricing.explore:
             continue
         in_time = candidate.ttft_s + candidate.sigma_s < estimator.pricing.slo.ttft_s
         if in_time and candidate.cost < local.cost + EXPLORE_MAX_COST:

@@ -47,6 +47,7 @@ class Reason:
     CANCELLED = "cancelled"
     PINNED_BOUND = "pinned_bound"  # prefill held more finished, unsent KV than it may
     SHUTDOWN = "shutdown"
+    IO_LOST = "io_lost"  # the process that moves this worker's KV died
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -35,7 +35,6 @@ class Lanes:
         stage: Stage,
         *,
         tls: Tls | None,
-        num_streams: int,
         incarnation: int,
         name: str,
     ) -> None:
@@ -46,7 +45,7 @@ class Lanes:
             Switchboard(
                 owner, options, clock, tls=tls, incarnation=incarnation, numbers=numbers, index=index, name=name
             )
-            for index in range(num_streams)
+            for index in range(options.streams or 1)
         ]
         self.first = self.boards[0]
 

@@ -21,7 +21,8 @@ class HostMemory(ABC):
     granule: int = 1
     granule_bytes: int
     max_frame_bytes: int = 2 * 1024 * 1024
-    num_streams: int = 1  # one thread copies 3-5 GB/s, more than the links this is for
+    num_streams: int = 4  # one stream leaves a fast link idle whenever its thread waits for a core (docs/LOG.md)
+    shared_fd: int | None = None  # a file whose bytes are laid out as in BufferMemory: other processes can map it
 
     @abstractmethod
     def views(self, layer: int, block_table: Sequence[int], first_token: int, num_tokens: int) -> list[memoryview]:

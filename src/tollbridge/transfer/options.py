@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from dataclasses import dataclass, field
+from typing import Literal
 
 from tollbridge.errors import ConfigError
 from tollbridge.transfer.channel import TlsFiles
@@ -24,6 +25,7 @@ class TransferOptions:
     secret: bytes | None = field(default=None, repr=False)  # the cluster secret; never in a log
     tls: TlsFiles | None = None  # None: frames travel in the clear
     media: str = "tcp"  # what carries payloads: tcp, shm, nixl, or auto: the best that both sides have
+    io: Literal["auto", "threads", "process"] = "auto"  # auto: a process where the KV memory can be shared
     codec: str = "none"  # how KV travels: none, fp8 (see codec.py); both sides must say the same
     bind_host: str = "127.0.0.1"
     bind_port: int = 0  # 0: choose a free one

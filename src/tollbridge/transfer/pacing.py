@@ -14,6 +14,7 @@ _WINDOW_S = 0.02
 _WINDOW_BYTES = 1024 * 1024  # a fast link need not wait 20 ms for its first measurement
 _WEIGHT = 0.5  # of the newest window
 _MAX_UNSENT_BYTES = 4 * 1024 * 1024  # enough to ride out a millisecond away from the CPU at 25 Gb/s
+_MIN_BYTES = 4096
 _FIRST_FRAMES = 4  # the first frame is so many times the smallest one
 
 
@@ -56,7 +57,10 @@ class FrameSizer:
 
     def __init__(self, options: TransferOptions) -> None:
         self._options = options
-        self.frame_bytes = self._clamp(_FIRST_FRAMES * options.min_frame_bytes)
+        num_lanes = options.streams or 1
+        self._min_bytes = max(_MIN_BYTES, options.min_frame_bytes // num_lanes)  # each lane has a frame under way
+        first_bytes = max(options.min_frame_bytes, _FIRST_FRAMES * options.min_frame_bytes // num_lanes)
+        self.frame_bytes = self._clamp(first_bytes)
         self.unsent_bytes = self.frame_bytes  # what the kernel may hold unsent; a power of two times the first value
 
     def update(self, goodput_bytes_per_s: float) -> None:
@@ -65,14 +69,14 @@ class FrameSizer:
         self.frame_bytes = self._clamp(min(wanted, 2 * self.frame_bytes))
         if wanted >= 2 * self.unsent_bytes and self.unsent_bytes < _MAX_UNSENT_BYTES:
             self.unsent_bytes *= 2
-        elif wanted < self.unsent_bytes and self.unsent_bytes > self._options.min_frame_bytes:
+        elif wanted < self.unsent_bytes and self.unsent_bytes > self._min_bytes:
             self.unsent_bytes //= 2
 
     def _clamp(self, size: float) -> int:
         cap = self._options.bandwidth_cap_bytes_per_s
         if cap is not None:
             size = min(size, cap * self._options.frame_s)
-        return int(min(max(size, self._options.min_frame_bytes), self._options.max_frame_bytes or MAX_PAYLOAD_BYTES))
+        return int(min(max(size, self._min_bytes), self._options.max_frame_bytes or MAX_PAYLOAD_BYTES))
 
 
 class TokenBucket:

@@ -3,10 +3,10 @@
 Threads. Each side has one I/O thread per stream, which serves that lane of every pair of workers (lanes.py). The work
 of a thread is system calls that copy between the kernel and the cache, and xxh3 over what was copied; both release the
 GIL, so the engine's Python runs meanwhile, and what needs the GIL is a few dozen microseconds per frame. One thread
-copies 3-5 GB/s, more than the links this is for, so host memory has one stream unless told otherwise; from GPU to GPU
-within a host several are needed to go as fast as TCP can. A separate I/O process would not need the GIL at all, but the
-cache would have to live in shared memory, which an engine that allocates its own cache cannot promise. asyncio was
-rejected: its transports copy every payload once more.
+copies 3-5 GB/s while it has a core, but its stream stands still while it waits for one, and several fill the gap; from
+GPU to GPU within a host several are needed to go as fast as TCP can. Where the cache lies in shared memory, all of this
+runs in an I/O process, which does not need the engine's GIL at all (outboard.py). asyncio was rejected: its transports
+copy every payload once more.
 
 One book, one lock. What the threads share, the books, is behind a monitor (monitor.py, with the lock order). It is held
 for the decisions about a frame, and not while bytes move.

@@ -53,6 +53,7 @@ class TcpReceiver:
         require_media(options)
         self._ledger = Ledger(options.media)
         memory, fingerprint = coded(options.codec, memory, fingerprint)
+        options = replace(options, streams=options.streams or memory.num_streams)
         self._side = _ReceiveSide(memory, fingerprint, options, clock, self._ledger)
 
     def open(self, load: LoadRequest) -> None:
@@ -115,7 +116,6 @@ class _ReceiveSide:
             clock,
             self.stage,
             tls=maybe_tls(options.tls),
-            num_streams=options.streams or memory.num_streams,
             incarnation=incarnation,
             name="kv-receive",
         )

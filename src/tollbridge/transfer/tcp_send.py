@@ -55,6 +55,7 @@ class TcpSender:
         require_media(self._options)
         self._ledger = Ledger(self._options.media)
         memory, fingerprint = coded(self._options.codec, memory, fingerprint)
+        self._options = replace(self._options, streams=self._options.streams or memory.num_streams)
         self._side = _SendSide(memory, fingerprint, self._options, clock or SystemClock(), self._ledger)
         self._memory = memory
         self._gate = Gate(self._side.lanes.post, name=f"kv-gate-{self._side.bound[1]}")
@@ -151,7 +152,6 @@ class _SendSide:
             clock,
             self.stage,
             tls=tls,
-            num_streams=options.streams or memory.num_streams,
             incarnation=incarnation,
             name=f"kv-send-{self.bound[1]}",
         )

@@ -16,7 +16,7 @@ from tollbridge.errors import ConfigError
 from tollbridge.transfer.base import Fingerprint, KVMemory, KVReceiver, KVSender, TransferStatistics
 from tollbridge.transfer.channel import TlsFiles
 from tollbridge.transfer.options import TransferOptions
-from tollbridge.transfer.tcp import TcpReceiver, TcpSender
+from tollbridge.transfer.outboard import make_receiver, make_sender
 
 
 class Media:
@@ -28,11 +28,11 @@ class Media:
         self._receiver: KVReceiver | None = None
 
     def make_sender(self, memory: KVMemory, fingerprint: Fingerprint) -> KVSender:
-        self._sender = TcpSender(memory, fingerprint, self.options)
+        self._sender = make_sender(memory, fingerprint, self.options)
         return self._sender
 
     def make_receiver(self, memory: KVMemory, fingerprint: Fingerprint) -> KVReceiver:
-        self._receiver = TcpReceiver(memory, fingerprint, self.options)
+        self._receiver = make_receiver(memory, fingerprint, self.options)
         return self._receiver
 
     @property
@@ -60,6 +60,7 @@ def maybe_media(cluster: ClusterConfig, worker: WorkerConfig, secret: bytes | No
             secret=secret,
             tls=TlsFiles(**msgspec.structs.asdict(tls)) if tls else None,
             media=cluster.transfer.media,
+            io=cluster.transfer.io,
             codec=cluster.transfer.codec,
             bind_host=address.host,
             bind_port=address.port,

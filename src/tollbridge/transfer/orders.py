@@ -1,0 +1,138 @@
+"""What an engine's process and its I/O process say to each other (outboard.py), and the pipe that carries it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Literal
+
+import msgspec
+
+from tollbridge.transfer.base import Fingerprint, LoadRequest, TransferEnd
+from tollbridge.transfer.options import TransferOptions
+from tollbridge.transfer.shared import Layout
+
+_LENGTH_BYTES = 4
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Be this side. The first order."""
+
+    side: Literal["send", "receive"]
+    options: TransferOptions
+    fingerprint: Fingerprint
+    layout: Layout
+    log_level: int
+
+
+class Register(msgspec.Struct, frozen=True, tag=True):
+    transfer_id: str
+    digest: bytes
+    num_tokens: int
+
+
+class Publish(msgspec.Struct, frozen=True, tag=True):
+    transfer_id: str
+    block_table: tuple[int, ...]
+    num_tokens: int
+    layer: int | None
+
+
+class Rewind(msgspec.Struct, frozen=True, tag=True):
+    """Answered when no thread reads the blocks."""
+
+    transfer_id: str
+
+
+class Shed(msgspec.Struct, frozen=True, tag=True):
+    transfer_ids: tuple[str, ...]
+    max_blocks: int
+    unsent_too: bool
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    request: LoadRequest
+
+
+class Abandon(msgspec.Struct, frozen=True, tag=True):
+    """Cancel a transfer."""
+
+    transfer_id: str
+    detail: str
+
+
+class Inspect(msgspec.Struct, frozen=True, tag=True):
+    """Answered with the gauges; `check` the invariants too."""
+
+    check: bool
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The side is up; a sender listens there."""
+
+    address: tuple[str, int]
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The side cannot be: the error's class and message."""
+
+    kind: str
+    message: str
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    ends: tuple[TransferEnd, ...]
+
+
+class Answer(msgspec.Struct, frozen=True, tag=True):
+    """To Rewind and Inspect, in their order."""
+
+    num_connections: int = 0
+    num_connections_by_medium: dict[str, int] = {}
+    goodput_bytes_per_s: float = 0.0
+    broken: str = ""  # the invariant that is
+
+
+Order = Start | Register | Publish | Rewind | Shed | Load | Abandon | Inspect
+Report = Ready | Refused | Ended | Answer
+
+
+class Pipe:
+    """One end of a stream socket between two processes of one host. Any thread may send, one receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._file = sock.makefile("rb")
+        self._lock = threading.Lock()
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def send(self, message: Order | Report) -> None:
+        """Raises OSError when the other end is gone."""
+        body = self._encoder.encode(message)
+        with self._lock:
+            self._sock.sendall(len(body).to_bytes(_LENGTH_BYTES) + body)
+
+    def receive(self) -> bytes | None:
+        """Wait for the next message; None when the other end is closed."""
+        try:
+            head = self._file.read(_LENGTH_BYTES)
+            body = self._file.read(int.from_bytes(head)) if len(head) == _LENGTH_BYTES else b""
+        except ConnectionError:
+            return None
+        return body or None
+
+    def shut(self) -> None:
+        """Say no more: the other end sees the end of the stream, and may still finish what it says."""
+        with self._lock:
+            try:
+                self._sock.shutdown(socket.SHUT_WR)
+            except OSError:
+                return  # the other end is gone
+
+    def close(self) -> None:
+        self._file.close()
+        self._sock.close()
+
+
+orders = msgspec.msgpack.Decoder(Order)
+reports = msgspec.msgpack.Decoder(Report)

@@ -1,0 +1,112 @@
+"""The I/O process of outboard.py: `python -m tollbridge.transfer.outboard_main PIPE_FD MEMORY_FD`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from tollbridge.errors import TollbridgeError
+from tollbridge.obs import logs
+from tollbridge.transfer.orders import (
+    Abandon,
+    Answer,
+    Ended,
+    Inspect,
+    Load,
+    Pipe,
+    Publish,
+    Ready,
+    Refused,
+    Register,
+    Rewind,
+    Shed,
+    Start,
+    orders,
+)
+from tollbridge.transfer.shared import attach
+from tollbridge.transfer.tcp import TcpReceiver, TcpSender
+
+Side = TcpSender | TcpReceiver
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve one side until the pipe ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the engine says when to end
+    pipe_fd, memory_fd = map(int, arguments)
+    pipe = Pipe(socket.socket(fileno=pipe_fd))
+    data = pipe.receive()
+    start = orders.decode(data) if data is not None else None
+    if not isinstance(start, Start):
+        return 0  # the engine is gone
+    logs.configure(level=logging.getLevelName(start.log_level))
+    try:
+        side = _make(start, memory_fd)
+    except TollbridgeError as error:
+        pipe.send(Refused(type(error).__name__, error.message))
+        return 0
+    side.set_listener(lambda: _report(pipe, side))
+    pipe.send(Ready(side.address if isinstance(side, TcpSender) else ("", 0)))
+    try:
+        while (data := pipe.receive()) is not None:
+            _obey(pipe, side, orders.decode(data))
+    finally:
+        side.close()
+        _report(pipe, side)
+    return 0
+
+
+def _make(start: Start, memory_fd: int) -> Side:
+    memory = attach(memory_fd, start.layout)
+    os.close(memory_fd)
+    return (TcpSender if start.side == "send" else TcpReceiver)(memory, start.fingerprint, start.options)
+
+
+def _report(pipe: Pipe, side: Side) -> None:
+    """Tell the engine what has ended. Any thread."""
+    ends = side.poll()
+    if ends:
+        with suppress(OSError):  # the engine is gone: nobody to tell
+            pipe.send(Ended(tuple(ends)))
+
+
+def _obey(pipe: Pipe, side: Side, order: object) -> None:
+    match order, side:
+        case Abandon(), _:
+            side.cancel(order.transfer_id, order.detail)
+        case Inspect(), _:
+            pipe.send(_inspect(side, order))
+        case Load(), TcpReceiver():
+            side.open(order.request)
+        case Register(), TcpSender():
+            side.register(order.transfer_id, digest=order.digest, num_tokens=order.num_tokens)
+        case Publish(), TcpSender():
+            side.publish(order.transfer_id, order.block_table, order.num_tokens, layer=order.layer)
+        case Shed(), TcpSender():
+            side.shed(order.transfer_ids, order.max_blocks, unsent_too=order.unsent_too)
+        case Rewind(), TcpSender():
+            side.rewind(order.transfer_id)
+            pipe.send(Answer())
+        case _:
+            raise ValueError(f"{type(order).__name__} is no order for {type(side).__name__}")
+
+
+def _inspect(side: Side, order: Inspect) -> Answer:
+    broken = ""
+    if order.check:
+        try:
+            side.check()
+        except AssertionError as error:
+            broken = str(error) or "an invariant of the I/O process is broken"
+    statistics = side.statistics()
+    return Answer(
+        statistics.num_connections, statistics.num_connections_by_medium, statistics.goodput_bytes_per_s, broken
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
