@@ -4,7 +4,7 @@ Two processes, one core each, host memory, blocks at random places of both cache
 so that it shows what the adapter costs and not what UCX finds on this host. All arms run once per repetition, in
 rotated order. CPU seconds count user and system time of both processes, NIXL's own threads included.
 
-`auto` takes shared memory between neighbours, so that must be no slower than TCP and cost less CPU.
+Shared memory must be no slower than TCP and cost less CPU. As long as that is not shown, `auto` stays with TCP.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ def refused(pair: Pair) -> str:
 @pytest.mark.parametrize(
     ("prefill", "decode", "medium"),
     [
-        ("auto", "auto", "shm"),
+        ("auto", "auto", "tcp"),
+        ("shm", "shm", "shm"),
         ("auto", "tcp", "tcp"),
         ("tcp", "auto", "tcp"),
         ("shm", "auto", "shm"),
@@ -83,12 +84,12 @@ def test_what_a_pair_gets(make: PairMaker, prefill: str, decode: str, medium: st
 
 def test_the_outcome_is_logged_and_counted(make: PairMaker, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    pair = make("auto", "auto")
+    pair = make("auto", "shm")
     transfer(pair)
     assert "comes over shm." in caplog.text
     assert "KV goes over shm." in caplog.text
     for side in (pair.sender, pair.receiver):
-        assert side.statistics().medium == "auto"
+        assert side.statistics().medium == ("auto" if side is pair.sender else "shm")
         assert side.statistics().num_connections_by_medium == {"shm": 1}
 
 
@@ -103,13 +104,16 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(shm, "_open", lambda path, size, real=shm._open: real(tmp_path / path.name, size))
 
 
-@pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("sides", [("auto", "auto")])
-def test_a_ring_that_cannot_be_reached_leaves_tcp(
-    make: PairMaker, sides: tuple[str, str], caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.fixture
+def keen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `auto` prefer a ring, as it does where there is RDMA."""
+    monkeypatch.setattr(routes.MediaRoutes, "names", lambda self, same_host: ("shm", "tcp"))
+
+
+@pytest.mark.usefixtures("elsewhere", "keen")
+def test_a_ring_that_cannot_be_reached_leaves_tcp(make: PairMaker, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    assert [end.medium for end in transfer(make(*sides))] == ["tcp", "tcp"]
+    assert [end.medium for end in transfer(make("auto", "auto"))] == ["tcp", "tcp"]
     assert "prefill could not take the shm ring: The peer's ring is not in /dev/shm here" in caplog.text
 
 
@@ -122,7 +126,12 @@ def test_a_ring_that_cannot_be_reached_is_refused(make: PairMaker, sides: tuple[
 
 
 @pytest.mark.parametrize("medium", ["auto", "shm"])
-def test_no_room_for_a_ring(make: PairMaker, medium: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_for_a_ring(
+    make: PairMaker, medium: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if medium == "auto":
+        request.getfixturevalue("keen")
+
     def full(*_: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -213,14 +222,12 @@ def test_a_slot_that_is_too_small() -> None:
     pair.close()
 
 
-def test_auto_takes_shm_between_neighbours_with_kv_in_host_memory() -> None:
-    for medium, wanted in (("tcp", ("shm", "tcp")), ("device", ("tcp",))):
-        pair = make_pair(medium)
-        stage = pair.sender._side.stage  # type: ignore[attr-defined]
-        made = routes.MediaRoutes(TransferOptions(media="auto"), stage, granule_bytes=8)
-        assert made.names(lambda: True) == wanted
-        assert made.names(lambda: False) == ("tcp",)
-        pair.close()
+def test_auto_has_shm_for_neighbours_that_insist() -> None:
+    pair = make_pair("tcp")
+    made = routes.MediaRoutes(TransferOptions(media="auto"), DirectStage(pair.send_cache.memory, 4096), granule_bytes=8)
+    assert made.names(lambda: True) == ("tcp", "shm")
+    assert made.names(lambda: False) == ("tcp",)
+    pair.close()
 
 
 def test_nixl_must_be_installed(monkeypatch: pytest.MonkeyPatch, make: PairMaker) -> None:
@@ -287,4 +294,15 @@ def test_an_encoded_payload_goes_through_a_ring(medium: str) -> None:
     caches[1].array[:] = 0
     assert [(end.outcome, end.medium) for end in transfer(pair)] == [("done", medium)] * 2
     assert np.array_equal(caches[0].tokens(TABLE, 0, 100), caches[1].tokens(TABLE, 0, 100))
+    pair.close()
+
+
+@pytest.mark.parametrize("medium", ["shm", "nixl"])
+def test_a_ring_of_the_process_that_moves_kv(medium: str) -> None:
+    if medium == "nixl":
+        need_nixl()
+    pair = make_pair("process", TransferOptions(media=medium))
+    assert [(end.outcome, end.medium) for end in transfer(pair)] == [("done", medium)] * 2
+    assert np.array_equal(pair.send_cache.tokens(TABLE, 0, 100), pair.receive_cache.tokens(TABLE, 0, 100))
+    assert pair.receiver.statistics().num_connections_by_medium.keys() == {medium}
     pair.close()

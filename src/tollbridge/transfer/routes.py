@@ -35,7 +35,6 @@ class MediaRoutes:
     ) -> None:
         self._wanted = options.media
         self._granule_bytes = granule_bytes
-        self._is_on_host = stage.depth == 0  # to and from a GPU a ring was not measured against TCP
         self._agent: NixlAgent | None = None
         if options.media == NIXL or (options.media == AUTO and options.tls is None and has_fast_link()):
             self._agent = NixlAgent(stage.regions(), bool) if expects is None else NixlAgent([], expects)
@@ -44,8 +43,8 @@ class MediaRoutes:
         if self._wanted != AUTO:
             return (self._wanted,)
         fast = (NIXL,) if self._agent is not None else ()
-        near = (SHM,) if self._is_on_host and same_host() else ()
-        return (*fast, *near, TCP)
+        near = (SHM,) if same_host() else ()  # for a peer that insists: TCP costs as much (docs/LOG.md)
+        return (*fast, TCP, *near)
 
     def inlet(self, medium: str) -> Inlet:
         if medium == SHM:
