@@ -6,9 +6,9 @@ without stop strings. Every answer is compared with the answer of the undisturbe
 One fault after the other hits a random worker (at most two at a time, and never both prefill workers or two decode
 workers, so that somebody is left):
 
-    killed   SIGKILL; the same port comes back after 0.1 to 1 s and its start
-    stopped  SIGSTOP for 0.3 to 4 s
-    slowed   a quarter of the processor for 1 to 3 s
+    killed   SIGKILL; the same port comes back after 0.1 to 0.6 s and its start
+    stopped  SIGSTOP for 0.2 to 2.5 s
+    slowed   a quarter of the processor for 0.5 to 2 s
     cut      all KV connections of a worker reset
 
 Counted as wrong: an answer that ends well and differs. As lost: an error that is not an error event of a stream whose
@@ -143,11 +143,11 @@ async def _storm(
 
 async def _fault(fleet: Fleet, victim: Victim, kind: str, rng: random.Random) -> None:
     if kind == "killed":
-        await fleet.kill(victim, rng.uniform(0.1, 1.0))
+        await fleet.kill(victim, rng.uniform(0.1, 0.6))
     elif kind == "stopped":
-        await fleet.stop(victim, rng.uniform(0.3, 4.0))
+        await fleet.stop(victim, rng.uniform(0.2, 2.5))
     elif kind == "slowed":
-        await fleet.slow(victim, rng.uniform(1.0, 3.0))
+        await fleet.slow(victim, rng.uniform(0.5, 2.0))
     else:
         for _ in range(100):  # at a moment when there is something to cut
             if fleet.links[victim.name].cut():

@@ -22,11 +22,11 @@ from tollbridge.router.transcript import Transcript
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
-NUM_TOKENS = 24
+NUM_TOKENS = 14
 CASES: dict[str, dict[str, Any]] = {
     "greedy": {"prompt": "The bridge keeper counts", "temperature": 0},
     "seeded": {"prompt": "The bridge keeper counts", "temperature": 1.0, "seed": 3},
-    "stop strings": {"prompt": "1, 2, 3, 4,", "temperature": 0, "stop": [" 9, 10, 11", "1, 12"]},
+    "stop strings": {"prompt": "1, 2, 3, 4,", "temperature": 0, "stop": [" 7, 8", "9, 1"]},
     "whole characters": {"prompt": "🌉🎉 é ü 漢字 🌉🎉 é ü 漢字 🌉🎉 é ü 漢字 🌉🎉", "temperature": 0},
     "chat": {"messages": [{"role": "user", "content": "Say three emoji and a word."}], "temperature": 0},
 }
