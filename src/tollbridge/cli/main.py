@@ -43,11 +43,16 @@ _HELP = {
     "plan": "Say whether a split is worth it on your link, with your model.\n\n"
     "It needs a model's config.json for the size of its KV cache; for a verdict the speed of engine and link besides, "
     "measured by `tollbridge probe` or given.",
+    "doctor": "Find out why splits do not happen.\n\n"
+    "It examines the running cluster of the cluster file, that of a router, or two workers by URL: addresses, "
+    "connectors, secret, fingerprints, clocks, and one verified split. One line each, with the mend. Exit code 1 when "
+    "something is wrong. "
+    "The secret is read from TOLLBRIDGE_SECRET, the router's API key from TOLLBRIDGE_API_KEY.",
     "pull": "Fetch a model into the cache, once.\n\n"
     "`up` and `demo` do this by themselves. The cache is TOLLBRIDGE_HOME, by default ~/.cache/tollbridge.",
 }
 
-for _name in ("up", "chat", "demo", "router", "plan"):
+for _name in ("up", "chat", "demo", "router", "plan", "doctor"):
     app.command(f"tollbridge.cli.{_name}:{_name}", name=_name, help=_HELP[_name])
 app.command("tollbridge.cli.worker:app", name="worker", help=_HELP["worker"])
 app.command(model)

@@ -86,17 +86,25 @@ def short_incarnation(incarnation: bytes) -> int:
 
 
 def require_same(local: Fingerprint, peer: Fingerprint) -> None:
-    """Raise HandshakeError naming the first field that differs and both values.
+    """Raise HandshakeError naming the first field that differs and both values."""
+    for name in differing_fields(local, peer):
+        ours, theirs = getattr(local, name), getattr(peer, name)
+        raise HandshakeError(
+            f"KV of the two workers is not interchangeable: {name} is {ours!r} here and {_short(theirs)} there."
+        )
+
+
+def differing_fields(one: Fingerprint, other: Fingerprint) -> list[str]:
+    """Return the names of the fields in which KV of the two is not interchangeable.
 
     `block_size` may differ when both layouts are token-major: frames carry token ranges, so it does not matter then.
     """
-    token_major = local.layout.startswith(_MAJOR_ORDER) and peer.layout.startswith(_MAJOR_ORDER)
-    for name in Fingerprint.__struct_fields__:
-        ours, theirs = getattr(local, name), getattr(peer, name)
-        if ours != theirs and not (name == "block_size" and token_major):
-            raise HandshakeError(
-                f"KV of the two workers is not interchangeable: {name} is {ours!r} here and {_short(theirs)} there."
-            )
+    token_major = one.layout.startswith(_MAJOR_ORDER) and other.layout.startswith(_MAJOR_ORDER)
+    return [
+        name
+        for name in Fingerprint.__struct_fields__
+        if getattr(one, name) != getattr(other, name) and not (name == "block_size" and token_major)
+    ]
 
 
 def _short(value: object) -> str:
