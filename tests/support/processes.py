@@ -4,6 +4,18 @@ from __future__ import annotations
 
 import os
 import select
+from contextlib import suppress
+from pathlib import Path
+
+
+def group(leader: int) -> list[int]:
+    """Return the processes in the group that `leader` leads."""
+    members = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            if os.getpgid(int(entry.name)) == leader:
+                members.append(int(entry.name))
+    return members
 
 
 def wait_gone(pid: int, timeout_s: float = 60.0) -> None:

@@ -29,8 +29,10 @@ SECRET = "integration-test-secret-0123456789"
 class Process:
     """A child whose first stdout line is the ready line."""
 
-    def __init__(self, argv: list[str], log: Path) -> None:
-        env = dict(os.environ, TOLLBRIDGE_SECRET=SECRET, PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
+    def __init__(self, argv: list[str], log: Path, *, secret: str | None = SECRET) -> None:
+        env = dict(os.environ, PYTHONUNBUFFERED="1", OMP_NUM_THREADS="1")
+        env.pop("TOLLBRIDGE_SECRET", None)
+        env |= {"TOLLBRIDGE_SECRET": secret} if secret else {}
         self.log = log
         self._log_file = log.open("wb")
         self.popen = subprocess.Popen(
