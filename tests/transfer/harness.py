@@ -203,11 +203,13 @@ def make_pair(
     num_blocks: int = 64,
     token_bytes: int = TOKEN_BYTES,
     granule: int = 1,
+    receive_granule: int | None = None,
 ) -> Pair:
     options = options or TransferOptions()
     devices = [FakeDevice(), FakeDevice()] if medium.startswith("device") else [None, None]
     sizes = {"token_bytes": token_bytes, "granule": granule}
     send_cache = Cache(num_blocks, send_block_size, seed=1, device=devices[0], **sizes)
+    sizes["granule"] = receive_granule or granule
     receive_cache = Cache(num_blocks, receive_block_size, seed=2, device=devices[1], **sizes)
     send_print = msgspec.structs.replace(FINGERPRINT, block_size=send_block_size)
     receive_print = msgspec.structs.replace(receive_fingerprint, block_size=receive_block_size)

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from tests.transfer.harness import DIGEST, FINGERPRINT, NUM_LAYERS, TOKEN_BYTES, Pair, PairMaker, new_id
+from tests.transfer.harness import DIGEST, FINGERPRINT, NUM_LAYERS, TOKEN_BYTES, PairMaker, new_id
 from tollbridge.clock import ManualClock
 from tollbridge.errors import ProtocolError
 from tollbridge.transfer.base import LoadRequest, Reason
@@ -144,8 +144,7 @@ def test_granule_must_divide_the_block() -> None:
 
 def test_a_peer_with_another_granule(make: PairMaker) -> None:
     """The fingerprint keeps such workers apart; were it wrong, the transfer fails and nothing is accepted."""
-    pair: Pair = make()
-    pair.receive_cache.memory.granule, pair.receive_cache.memory.granule_bytes = GRANULE, GRANULE * TOKEN_BYTES
+    pair = make(receive_granule=GRANULE)
     transfer_id = new_id()
     pair.sender.register(transfer_id, digest=DIGEST, num_tokens=20)
     pair.sender.publish(transfer_id, SEND_TABLE, 20)
