@@ -51,7 +51,7 @@ def _run(name: str, seconds: float) -> bool:
     found.mkdir()
     for number, seed in enumerate(seeds(name)):
         (found / f"seed-{number}").write_bytes(seed)
-    flags = [f"-max_total_time={int(seconds)}", f"-max_len={MAX_INPUT_BYTES}", "-print_final_stats=1", "-timeout=20"]
+    flags = [f"-max_total_time={int(seconds)}", f"-max_len={MAX_INPUT_BYTES}", "-print_final_stats=1", "-timeout=120"]
     done = _child(name, [str(found), str(kept), f"-artifact_prefix={work}/", *flags])
     runs = re.search(r"number_of_executed_units: (\d+)", done.stderr)
     coverage = re.findall(r"cov: (\d+) ft: (\d+)", done.stderr)
