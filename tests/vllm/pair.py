@@ -24,6 +24,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from tests.support.processes import group
 from tollbridge.engine.tiny import make_tiny_model
 from tollbridge.vllm.launch import Media, VllmWorker, command
 from tollbridge.wire.params import Role, TransferParams, sign
@@ -132,6 +133,14 @@ class Server:
             return self.log.read_text()
         finally:
             self.stop()
+
+    def unpin(self) -> None:
+        """Let all threads run anywhere: NIXL pins each worker to the last core, where two starve each other."""
+        assert self.process is not None
+        for pid in group(self.process.pid):
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                with contextlib.suppress(OSError):
+                    os.sched_setaffinity(int(thread.name), range(os.cpu_count() or 1))
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Signal the server, then end what is left of its process group: engine and workers outlive a killed server."""

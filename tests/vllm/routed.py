@@ -11,12 +11,13 @@ import aiohttp
 
 from tests.vllm.pair import SECRET, Pair
 from tollbridge.config.cluster import ClusterConfig, RouterConfig, WorkerConfig
+from tollbridge.router.limits import Limits
 from tollbridge.router.main import listening
 from tollbridge.wire import sse
 
 
 @asynccontextmanager
-async def routed(pair: Pair) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
+async def routed(pair: Pair, limits: Limits | None = None) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
     """Run a router that splits everything; yield its URL and a client."""
     workers = [
         WorkerConfig(
@@ -30,7 +31,7 @@ async def routed(pair: Pair) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]
         for name, prefer, server in (("p", "prefill", pair.p), ("d", "decode", pair.d))
     ]
     cluster = ClusterConfig(router=RouterConfig(port=0, policy="split"), workers=workers)
-    async with listening(cluster, SECRET.encode()) as url, aiohttp.ClientSession() as session:
+    async with listening(cluster, SECRET.encode(), limits=limits) as url, aiohttp.ClientSession() as session:
         yield url, session
 
 

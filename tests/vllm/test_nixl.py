@@ -11,20 +11,25 @@ import pytest
 
 from tests.vllm.pair import Pair, Server, prompt
 from tests.vllm.routed import ask_router, routed
+from tollbridge.router.limits import Limits
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
-LEASE_S = 30.0  # a prefill keeps KV that nobody fetches so long
+LEASE_S = 100.0  # a prefill keeps KV that nobody fetches so long; by default 30 s, which a busy machine may need
+LIMITS = Limits(push_patience_s=LEASE_S)
 
 
-@pytest.fixture(scope="module", params=["nixl"])
+@pytest.fixture(scope="module", params=["nixl", "nixl-push"])
 def pair(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp(request.param)
     args = ("--max-model-len", "2048", "--max-num-batched-tokens", "500")
-    p, d = (Server(name, tiny_model, folder, args, media=request.param) for name in "pd")
+    more = {"kv_lease_duration": int(LEASE_S)}
+    p, d = (Server(name, tiny_model, folder, args, transfer=more, media=request.param) for name in "pd")
     pair = Pair(p, d)
     try:
         pair.start()
+        p.unpin()
+        d.unpin()
         yield pair
     finally:
         pair.stop()
@@ -36,7 +41,7 @@ async def test_splits_equal_local_and_are_verified(pair: Pair) -> None:
     prompts = [prompt(length, seed=9000 + length) for length in lengths]
     expected = [await pair.local(text) for text in prompts]
     before = await pair.metric(pair.d, "vllm:external_prefix_cache_hits_total")
-    async with routed(pair) as (url, session):
+    async with routed(pair, LIMITS) as (url, session):
         await ask_router(session, url, prompt(40, seed=1), stream=False)  # the connectors meet
         alone = [await ask_router(session, url, text, stream=len(text) % 2 == 0) for text in prompts[:4]]
         together = await asyncio.gather(*(ask_router(session, url, text, stream=True) for text in prompts[4:]))
@@ -50,7 +55,7 @@ async def test_splits_equal_local_and_are_verified(pair: Pair) -> None:
 
 async def test_client_that_leaves_strands_nothing(pair: Pair) -> None:
     text = prompt(200, seed=2)
-    async with routed(pair) as (url, session):
+    async with routed(pair, LIMITS) as (url, session):
         for wait_s in (0.02, 0.1, 0.3):
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
