@@ -1,7 +1,12 @@
-"""How long the router takes to decide about one request, with a fleet of a given size: the very code of a request."""
+"""How long the router takes to decide about one request, with a fleet of a given size: the very code of a request.
+
+That is: from the parsed body to the decision, with the prompt's token ids looked up in an index of `NUM_BLOCKS` blocks.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import random
 import time
@@ -14,19 +19,29 @@ from tollbridge.router.context import Context
 from tollbridge.router.decide import decide_call
 from tollbridge.router.ingress import Call, parse_body
 
+NUM_BLOCKS = 1_000_000  # in the prefix index, over all workers
+_BLOCK_SIZE = 16
 _MAX_PROMPT_TOKENS = 4096
+_CHAIN_TOKENS = 1024  # of what is indexed
 
 
 def decision_p99_s(num_workers: int, *, num_decisions: int, policy: str = "adaptive") -> float:
     """Return the p99 over `num_decisions` of a fleet half of which prefers prefill, with random load."""
+    return asyncio.run(_measure(num_workers, num_decisions, policy))
+
+
+async def _measure(num_workers: int, num_decisions: int, policy: str) -> float:
     context, rng = _context(num_workers, policy), random.Random(num_workers)
-    calls = [_call(rng, at) for at in range(64)]
+    prefixes = _fill(context, rng)
+    calls = [_call(rng, at, prefixes) for at in range(64)]
+    gc.collect()
+    gc.freeze()  # as a process that serves does
     times_s = []
     for at in range(num_decisions):
         for worker in context.fleet:
             worker.num_decodes = rng.randrange(8)
         start_s = time.perf_counter()
-        decide_call(context, calls[at % len(calls)])
+        await decide_call(context, calls[at % len(calls)])
         times_s.append(time.perf_counter() - start_s)
     return float(np.percentile(times_s, 99))
 
@@ -59,8 +74,25 @@ def _teach(context: Context) -> None:
                 cost.link(worker.config.host, other.config.host).observe(1e9, 1.2e9)
 
 
-def _call(rng: random.Random, at: int) -> Call:
-    prompt = [rng.randrange(50_000) for _ in range(rng.randint(16, _MAX_PROMPT_TOKENS))]
+def _fill(context: Context, rng: random.Random) -> list[list[int]]:
+    """Index NUM_BLOCKS blocks, half of them of prefixes that eight workers have; return some of those prefixes."""
+    index, names = context.feeder.index, [worker.name for worker in context.fleet]
+    prefixes: list[list[int]] = []
+    num_blocks = 0
+    while num_blocks < NUM_BLOCKS:
+        prefixes.append([rng.randrange(50_000) for _ in range(_CHAIN_TOKENS)])
+        for worker in rng.sample(names, 8 if len(prefixes) % 9 == 0 else 1):
+            hashes = [rng.getrandbits(64) for _ in range(_CHAIN_TOKENS // _BLOCK_SIZE)]
+            index.stored(worker, block_hashes=hashes, parent=None, token_ids=prefixes[-1], block_size=_BLOCK_SIZE)
+            num_blocks += len(hashes)
+        if len(prefixes) > 1024:
+            prefixes = prefixes[-512:]
+    return prefixes
+
+
+def _call(rng: random.Random, at: int, prefixes: list[list[int]]) -> Call:
+    known = rng.choice(prefixes) if at % 2 else []
+    prompt = known + [rng.randrange(50_000) for _ in range(rng.randint(16, _MAX_PROMPT_TOKENS - len(known)))]
     raw = json.dumps({"model": "m", "prompt": prompt, "max_tokens": 128, "stream": True}).encode()
     return Call(
         id=f"r{at}", path="/v1/completions", body=parse_body(raw), body_bytes=len(raw), model="m", stream=True,

@@ -210,3 +210,14 @@ class PoolMachine(RuleBasedStateMachine):
 
 PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestPool = PoolMachine.TestCase
+
+
+def test_events_name_the_salt_of_a_first_block() -> None:
+    pool = BlockPool(4, 2)
+    salted = prompt_hashes([1, 2, 3, 4], 2, cache_salt="s")
+    blocks = pool.allocate(2)
+    pool.commit(blocks[:1], salted[:1], parent=None, token_ids=[1, 2], cache_salt="s")
+    pool.commit(blocks[1:], salted[1:], parent=salted[0], token_ids=[3, 4], cache_salt="s")
+    first, second = pool.take_events()
+    assert isinstance(first, BlockStored) and isinstance(second, BlockStored)
+    assert (first.extra_keys, second.extra_keys) == ([["s"]], None)

@@ -6,6 +6,7 @@ from tollbridge.clock import ManualClock
 from tollbridge.config.cluster import WorkerConfig
 from tollbridge.errors import ConfigError, ModelNotFoundError
 from tollbridge.router.fleet import Fleet, kv_address, parse_address
+from tollbridge.router.load import Report
 
 TWO = [
     WorkerConfig(name="p0", prefer="prefill", url="http://p0:8000"),
@@ -137,3 +138,29 @@ def test_a_suspect_is_no_prefill_worker_and_its_return_takes_one_probe() -> None
         assert f.view(None).workers[0].suspect  # the probe is out
     assert not f.view(None).workers[0].suspect  # it ended without a verdict
     f.check()
+
+
+def test_links_and_load_of_a_split() -> None:
+    f, clock = fleet()
+    up(f, "p0", "d0")
+    f["p0"].load.told(Report(kv_bytes_per_token=10.0), 0.0)
+    clock.advance(1.0)
+    with f.serving(f["p0"], "prefill", prefill_tokens=100, kv_tokens=100):
+        moved = f.begin_transfer(f["p0"], f["d0"], 80)
+        assert f.links() == {("p0", "d0"): 1}
+        views = {worker.name: worker for worker in f.view("m").workers}
+        assert (views["p0"].waiting_prefill_tokens, views["p0"].num_sending, views["p0"].sending_bytes) == (100, 1, 800)
+        assert views["d0"].num_receiving == 1
+        f.check()
+        moved()
+        moved()
+    assert f.links() == {}
+    views = {worker.name: worker for worker in f.view("m").workers}
+    assert (views["p0"].waiting_prefill_tokens, views["p0"].num_sending, views["d0"].num_receiving) == (0, 0, 0)
+    f.check()
+
+
+def test_an_adapter_is_told_from_its_base() -> None:
+    f, _ = fleet()
+    f["p0"].models = ({"id": "base", "parent": None}, {"id": "lora", "parent": "base"})
+    assert [f.adapter(name) for name in ("base", "lora", "else", None)] == [None, "lora", None, None]

@@ -6,6 +6,7 @@ import pytest
 from tollbridge.errors import RequestError
 from tollbridge.router.decide import request_view
 from tollbridge.router.ingress import Call, is_loopback, parse_body
+from tollbridge.router.prompt import Prompt, maybe_ids
 
 
 def call(body: bytes) -> Call:
@@ -47,7 +48,7 @@ def test_smuggled_params() -> None:
         (b'{"prompt": ["a"]}', None, None, None),
         (b'{"prompt": ["a", "b"]}', "prompt_list", None, None),
         (b'{"prompt": [1, 2, 3], "max_tokens": 7}', None, 3, 7),
-        (b'{"prompt": [[1, 2, 3]]}', None, None, None),
+        (b'{"prompt": [[1, 2, 3]]}', None, 3, None),
         (b'{"prompt": [ [1], [2] ]}', "prompt_list", None, None),
         (b'{"prompt": []}', None, 0, None),
         (b'{"prompt": "a", "n": 1, "best_of": 2}', "several_choices", None, None),
@@ -66,5 +67,7 @@ def test_smuggled_params() -> None:
     ],
 )
 def test_request_view(body: bytes, unsplittable: str | None, prompt_tokens: int | None, max_tokens: int | None) -> None:
-    view = request_view(call(body))
+    ids = maybe_ids(call(body).body)
+    prompt = Prompt(content=None, num_tokens=None if ids is None else len(ids), origin="ids")
+    view = request_view(call(body), prompt, {})
     assert (view.unsplittable, view.prompt_tokens, view.max_tokens) == (unsplittable, prompt_tokens, max_tokens)

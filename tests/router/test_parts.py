@@ -7,11 +7,12 @@ import pytest
 from tollbridge.config.cluster import WorkerConfig
 from tollbridge.router import legs
 from tollbridge.router.decisions import Decisions
-from tollbridge.router.fleet import Worker
+from tollbridge.router.fleet import Leg, Worker
 from tollbridge.router.metrics import Codes
 from tollbridge.router.upstream import failure_in_event, failure_of
 from tollbridge.router.verify import verify_split
-from tollbridge.wire.decision import Decision, DecisionRecord, Happened
+from tollbridge.router.work import tokens_to_move, work_of
+from tollbridge.wire.decision import Choice, Decision, DecisionRecord, Happened
 from tollbridge.wire.params import TransferReport, WorkerReport, verify
 
 WORKER = Worker(config=WorkerConfig(name="w"), url="http://w")
@@ -109,3 +110,20 @@ def test_failure_of_an_answer(status: int, body: bytes, expected: int | None) ->
 def test_failure_in_an_event(body: bytes, expected: int | None) -> None:
     failure = failure_in_event(WORKER, body)
     assert (failure.status if failure else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("choice", "leg", "prefill_tokens", "kv_tokens"),
+    [("split", "prefill", 70, 70), ("split", "decode", 1, 60), ("local", "decode", 70, 70)],
+)
+def test_work_of_a_leg(choice: Choice, leg: Leg, prefill_tokens: int, kv_tokens: int) -> None:
+    terms = {"prompt_tokens": 100.0, "cached_tokens": 30.0, "decode_cached_tokens": 40.0}
+    decision = Decision(id="r", policy="x", choice=choice, decode="d", reason="policy", why="", terms=terms)
+    assert work_of(decision, leg) == {"prefill_tokens": prefill_tokens, "kv_tokens": kv_tokens}
+    assert tokens_to_move(decision) == 59  # decode computes the last one itself
+
+
+def test_work_of_a_prompt_that_nobody_knows() -> None:
+    decision = Decision(id="r", policy="x", choice="split", decode="d", reason="policy", why="")
+    assert work_of(decision, "decode") == {"prefill_tokens": 0, "kv_tokens": 0}
+    assert tokens_to_move(decision) == 0

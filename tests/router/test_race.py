@@ -79,11 +79,11 @@ async def test_the_retry_owns_the_client() -> None:
     context = replace(context, upstream=cast(Any, upstream))
     for worker in context.fleet:
         worker.ready, worker.kv = True, ("p0", 2)
-    body = parse_body(b'{"prompt": "a", "stream": true}')
+    body = parse_body(b'{"prompt": [1], "stream": true}')
     call = Call(
         id="r", path="/v1/completions", body=body, body_bytes=1, model=None, stream=True, override=None, trace={}
     )
-    decision, arrival = decide_call(context, call), Arrival(at_s=context.clock.monotonic())
+    decision, arrival = await decide_call(context, call), Arrival(at_s=context.clock.monotonic())
     flow = asyncio.create_task(Flow(context, call, cast(Client, client), decision, arrival).run())
     async with asyncio.timeout(5):
         while len(upstream.legs) < 2:

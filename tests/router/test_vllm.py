@@ -81,3 +81,21 @@ async def test_an_adapter_is_served_locally_and_says_so() -> None:
         answer = await r.post(STREAM | {"model": "poet"}, policy="split")
         assert (answer.decision["choice"], answer.decision["reason"]) == ("local", "lora_adapter")
         assert (await r.post(STREAM | {"model": "stub-model"}, policy="split")).decision["choice"] == "split"
+
+
+async def test_load_comes_from_the_metrics_and_events_from_where_vllm_says() -> None:
+    stub = StubWorker("v0")
+    stub.engine_kind, stub.stock = "vllm", True
+    stub.metrics = (
+        'vllm:num_requests_running{engine="0"} 3\nvllm:kv_cache_usage_perc{engine="0"} 0.5\n'
+        'vllm:cache_config_info{block_size="32",engine="0",num_gpu_blocks="100"} 1\n'
+    )
+    stub.event_sources = {
+        "0": {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557", "replay_endpoint": None}
+    }
+    async with rig(stub) as r:
+        (worker,) = (await r.get("/fleet")).json["workers"]
+        assert worker["events"] == ["tcp://127.0.0.1:5557", "tcp://127.0.0.1:5558"]
+        load = worker["load"]
+        assert (load["block_size"], load["num_running"]) == (32, 3)
+        assert (load["free_kv_tokens"], load["used_kv_tokens"]) == (1600, 1600)

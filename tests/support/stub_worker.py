@@ -70,6 +70,8 @@ class StubWorker:
         self.usage_details: dict[str, int] | None = None  # of a vLLM
         self.engine: dict[str, int] = {}  # statistics in the status
         self.stock = False  # a server without /tollbridge/status and reports, like vLLM
+        self.metrics: str | None = None  # of a vLLM
+        self.event_sources: dict[str, Any] | None = None
         self.kv: str | None = f"127.0.0.1:{7000 + sum(name.encode())}"
         self.incarnation = "first"
         self.draining = False
@@ -86,6 +88,8 @@ class StubWorker:
         self.report: dict[str, dict[str, Any]] = {}  # role -> fields of the report that differ
         self.cut: Callable[[bytes], list[bytes]] | None = None  # how a stream is cut into TCP writes
         self.seen: list[Seen] = []
+        self.num_asked = 0  # times that the router asked for tokens
+        self.tokenize: Callable[[dict[str, Any]], tuple[dict[str, Any], int]] | None = None  # body -> answer, status
         self.released: asyncio.Queue[str] = asyncio.Queue()  # transfer ids
         self.arrived: dict[str, asyncio.Event] = {role: asyncio.Event() for role in ("prefill", "decode", "local")}
         self.departed: dict[str, asyncio.Event] = {role: asyncio.Event() for role in ("prefill", "decode", "local")}
@@ -105,6 +109,8 @@ class StubWorker:
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/tollbridge/status", self._status)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/kv_event_sources", self._event_sources)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
@@ -153,8 +159,25 @@ class StubWorker:
         status["engine"] = self.engine
         return web.json_response(status)
 
+    async def _metrics(self, _: web.Request) -> web.Response:
+        if self.metrics is None:
+            raise web.HTTPNotFound
+        return web.Response(text=self.metrics)
+
+    async def _event_sources(self, _: web.Request) -> web.Response:
+        if self.event_sources is None:
+            raise web.HTTPNotFound
+        return web.json_response(self.event_sources)
+
     async def _tokenize(self, request: web.Request) -> web.Response:
-        self.seen.append(Seen(request.path, "local", dict(request.headers), await request.json()))
+        body = await request.json()
+        if "x-request-id" in request.headers:  # a client's; what the router asks on its own account has none
+            self.seen.append(Seen(request.path, "local", dict(request.headers), body))
+        else:
+            self.num_asked += 1
+        if self.tokenize is not None:
+            answer, status = self.tokenize(body)
+            return web.json_response(answer, status=status)
         return web.json_response({"tokens": [1, 2, 3], "count": 3})
 
     async def _detokenize(self, request: web.Request) -> web.Response:

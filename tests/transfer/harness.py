@@ -168,6 +168,14 @@ class Pair:
         receive = self.received.wait(transfer_id)
         return self.sent.wait(transfer_id), receive
 
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for what no end tells of."""
+        deadline_s = time.monotonic() + WAIT_S
+        while not condition():
+            assert time.monotonic() < deadline_s, "it did not come to pass"
+            self.received.collect()
+            time.sleep(0.001)
+
     def check(self) -> None:
         self.sender.check()
         self.receiver.check()
@@ -182,6 +190,7 @@ class Pair:
             assert all(len(ends) == 1 for ends in box.ends.values()), "a transfer ended more than once"
         for side in (self.sender, self.receiver):
             assert side.statistics().active == 0
+            assert side.statistics().pending_bytes == 0
             assert side.statistics().num_connections == 0
         self.check()
         for memory in (self.send_cache.memory, self.receive_cache.memory):

@@ -95,6 +95,20 @@ def test_layers_and_chunks(make: PairMaker) -> None:
     require_equal(pair, before, 5, 95)
 
 
+def test_pending_bytes_go_down_to_nothing(make: PairMaker) -> None:
+    pair, transfer_id = make(), new_id()
+    pair.sender.register(transfer_id, digest=DIGEST, num_tokens=160)
+    assert pair.sender.statistics().pending_bytes == 0, "nobody has asked yet"
+    pair.receiver.open(pair.load(transfer_id, RECEIVE_TABLE, 160))
+    whole = 160 * NUM_LAYERS * TOKEN_BYTES
+    pair.wait_until(lambda: pair.receiver.statistics().pending_bytes == whole)
+    pair.sender.publish(transfer_id, SEND_TABLE[:5], 80)
+    pair.wait_until(lambda: {side.statistics().pending_bytes for side in (pair.sender, pair.receiver)} == {whole // 2})
+    pair.sender.publish(transfer_id, SEND_TABLE, 160)
+    sent, _ = pair.ends(transfer_id)
+    assert sent.payload_bytes == whole
+
+
 def test_many_transfers_at_once(make: PairMaker) -> None:
     pair = make(num_blocks=400)
     rng = random.Random(7)

@@ -62,6 +62,7 @@ class Server:
     transfer: dict[str, Any] = field(default_factory=dict)  # more of kv_connector_extra_config
     media: Media = "tollbridge"
     tokenizer: bool = False  # the model's folder has one
+    events_port: int | None = None
     port: int = field(default_factory=free_port)
     kv_port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
@@ -81,6 +82,7 @@ class Server:
             port=self.port,
             kv_host="127.0.0.1",
             kv_port=self.kv_port,
+            events_port=self.events_port,
             served_model_name="tiny",
             target="cpu",
             media=self.media,

@@ -125,6 +125,7 @@ async def test_metrics_of_transfers() -> None:
         failures_by_reason={"checksum": 1, "stalled": 3},
         num_connections_by_medium={"tcp": 2, "shm": 3},
         payload_bytes_by_medium={"shm": 1000},
+        pending_bytes=77,
     )
     async with fake_serving(transfers={"send": sent}) as client:
         seen = await samples(client)
@@ -132,6 +133,7 @@ async def test_metrics_of_transfers() -> None:
         assert seen["tollbridge:transfer_connections", "tcp send"] == 2
         assert seen["tollbridge:transfer_connections", "shm send"] == 3
         assert seen["tollbridge:transfer_payload_bytes_total", "shm send"] == 1000
+        assert seen["tollbridge:transfer_pending_bytes", "send"] == 77
         assert seen["tollbridge:transfer_wire_bytes_total", "send"] == 1100
         assert seen["tollbridge:transfer_goodput_bytes_per_second", "send"] == 1e6
         assert seen["tollbridge:transfer_ends_total", "done  send"] == 3

@@ -92,7 +92,8 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     connector: Literal["tollbridge", "nixl", "nixl-push"] = "tollbridge"  # of vLLM: ours, or one of its own
     url: str = "http://127.0.0.1:0"
     kv: str = "127.0.0.1:0"  # host:port of the KV listener
-    events: str | None = "tcp://127.0.0.1:0"
+    events: str | None = "tcp://127.0.0.1:0"  # KV events; null: none, and what is cached there is guessed
+    replay: str | None = None  # repeats past KV events; None: the worker says where
     host: str = "localhost"  # the machine, as `links` names it
     cores: list[Annotated[int, Meta(ge=0)]] | None = None  # None: not pinned
 

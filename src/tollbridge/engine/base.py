@@ -73,6 +73,7 @@ class EngineStatistics:
     num_pinned_blocks: int = 0  # held for an unfinished send after their request ended
     max_pinned_blocks: int = 0  # beyond it finished sends are given up; the router splits no more requests with it
     waiting_prefill_tokens: int = 0  # prompt tokens that still have to be computed
+    max_num_batched_tokens: int = 0  # token budget of a step
     steps_total: int = 0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0

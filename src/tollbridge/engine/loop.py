@@ -64,6 +64,7 @@ class EngineLoop:
             max_model_len=info.max_model_len,
             before_preempt=desk.before_preempt,
         )
+        self._max_num_batched_tokens = config.max_num_batched_tokens
         self._max_pinned_blocks = int(config.max_pinned_fraction * info.num_blocks)
         self._live: dict[str, LiveRequest] = {}  # by request id, until the last output
         self._outbox: list[Delivery] = []  # of the step in progress
@@ -129,6 +130,7 @@ class EngineLoop:
                 max_pinned_blocks=self._max_pinned_blocks,
                 waiting_prefill_tokens=scheduler.waiting_prefill_tokens
                 + sum(live.sequence.num_prefill_tokens for live in queued),
+                max_num_batched_tokens=self._max_num_batched_tokens,
                 steps_total=counters.steps,
                 prompt_tokens_total=counters.prompt,
                 generation_tokens_total=counters.generated,

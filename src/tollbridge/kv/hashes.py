@@ -20,7 +20,17 @@ _LOW_64_BITS = (1 << 64) - 1
 
 def block_hash(parent: BlockHash, token_ids: Sequence[int], extra: bytes = b"") -> BlockHash:
     """Return the hash of a full block of `token_ids` (each below 2**32) that follows `parent`."""
-    return xxhash.xxh3_128_digest(parent + struct.pack(f"<{len(token_ids)}I", *token_ids) + extra)
+    return packed_hash(parent, pack(token_ids), extra)
+
+
+def packed_hash(parent: BlockHash, packed: bytes, extra: bytes = b"") -> BlockHash:
+    """Return the hash of a full block whose tokens are packed already."""
+    return xxhash.xxh3_128_digest(parent + packed + extra)
+
+
+def pack(token_ids: Sequence[int]) -> bytes:
+    """Return `token_ids` (each below 2**32) as four bytes each; struct.error when one does not fit."""
+    return struct.pack(f"<{len(token_ids)}I", *token_ids)
 
 
 def event_hash(value: BlockHash) -> int:
@@ -38,18 +48,19 @@ def prompt_hashes(token_ids: Sequence[int], block_size: int, *, cache_salt: str 
 class HashChain:
     """The hashes of one growing sequence; tokens are only ever appended."""
 
-    __slots__ = ("_block_size", "_extra", "hashes")
+    __slots__ = ("_block_size", "cache_salt", "hashes")
 
     def __init__(self, block_size: int, *, cache_salt: str | None = None) -> None:
         self._block_size = block_size
-        self._extra = cache_salt.encode() if cache_salt else b""
+        self.cache_salt = cache_salt or None
         self.hashes: list[BlockHash] = []
 
     def grow(self, token_ids: Sequence[int]) -> None:
         """Hash the full blocks of `token_ids`, the whole sequence so far, that are not hashed yet."""
         size, hashes = self._block_size, self.hashes
+        salt = self.cache_salt.encode() if self.cache_salt else b""
         for index in range(len(hashes), len(token_ids) // size):
-            parent, extra = (hashes[-1], b"") if hashes else (ROOT, self._extra)
+            parent, extra = (hashes[-1], b"") if hashes else (ROOT, salt)
             hashes.append(block_hash(parent, token_ids[index * size : (index + 1) * size], extra))
 
     def parent(self, index: int) -> BlockHash | None:

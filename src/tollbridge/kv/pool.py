@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from tollbridge.kv.eventlog import EventLog
 from tollbridge.kv.hashes import BlockHash, event_hash
-from tollbridge.wire.events import AllBlocksCleared, BlockRemoved, BlockStored, KVEvent
+from tollbridge.wire.events import AllBlocksCleared, BlockRemoved, BlockStored, EngineHash, KVEvent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +109,12 @@ class BlockPool:
         *,
         parent: BlockHash | None,
         token_ids: Sequence[int],
+        cache_salt: str | None = None,
     ) -> None:
         """Enter consecutive full blocks, whose KV is in memory, into the prefix cache.
 
         `parent` names the block before them (None: they start a sequence); `token_ids` are theirs, in order. The
-        blocks must be held and not in the prefix cache.
+        blocks must be held and not in the prefix cache. `cache_salt` is that of the sequence.
         """
         for block, value in zip(block_ids, hashes, strict=True):
             assert self._references[block] and self._hashes[block] is None, f"block {block} cannot be committed"
@@ -126,6 +127,7 @@ class BlockPool:
                 parent_block_hash=None if parent is None else event_hash(parent),
                 token_ids=list(token_ids),
                 block_size=self.block_size,
+                extra_keys=_extra_keys(len(hashes), cache_salt) if parent is None else None,
             )
         )
 
@@ -172,7 +174,7 @@ class BlockPool:
         if not count:
             return []
         blocks = [self._evictable.popitem(last=False)[0] for _ in range(count)]
-        removed = []
+        removed: list[EngineHash] = []
         for block in blocks:
             value = self._hashes[block]
             assert value is not None
@@ -185,3 +187,8 @@ class BlockPool:
         self._evicted_total += count
         self._events.append(BlockRemoved(block_hashes=removed))
         return blocks
+
+
+def _extra_keys(num_blocks: int, cache_salt: str | None) -> list[list[str] | None] | None:
+    """Return what else the first block was named by, in the form that KV events have."""
+    return [[cache_salt], *[None] * (num_blocks - 1)] if cache_salt else None

@@ -59,7 +59,7 @@ def after_prefill_failure(failed: Decision, reason: str = "prefill_failed") -> D
         transfer_id=None,
         reason=reason,
         why=f"On {failed.prefill} {what}: {failed.decode} serves it alone.",
-        terms={},
+        terms=_facts(failed, prompt_tokens="prompt_tokens", cached_tokens="decode_cached_tokens"),
     )
 
 
@@ -91,5 +91,10 @@ def after_decode_failure(failed: Decision, fleet: FleetView, tried: frozenset[st
         transfer_id=None,
         reason="decode_failed",
         why=f"{failed.decode} failed before the first byte: {worker.name} serves it alone.",
-        terms={},
+        terms=_facts(failed, prompt_tokens="prompt_tokens"),
     )
+
+
+def _facts(failed: Decision, **names: str) -> dict[str, float]:
+    """Return the terms that are still true, new name to old: those of the prompt, not what was predicted."""
+    return {new: failed.terms[old] for new, old in names.items() if old in failed.terms}

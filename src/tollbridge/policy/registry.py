@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from types import MappingProxyType
 
 from tollbridge.errors import ConfigError
-from tollbridge.policy import rivals, rules
+from tollbridge.policy import rivals, routing, rules
 from tollbridge.policy.adaptive import adaptive
 from tollbridge.policy.rules import Rule
 
@@ -20,6 +20,7 @@ POLICIES: Mapping[str, Rule] = MappingProxyType(
         "dynamo-isl-or-load": rivals.dynamo_isl_or_load,
         "llm-d": rivals.llm_d,
         "vllm-router-256": rivals.vllm_router_256,
+        **routing.ROUTING,
     }
 )
 

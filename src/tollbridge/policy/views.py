@@ -34,6 +34,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     waiting_prefill_tokens: int = 0  # uncached prompt tokens that wait or are being computed there
     num_running: int = 0  # streams decoding there, also those that others sent
     free_kv_tokens: int | None = None  # room in its KV cache; None: not known
+    used_kv_tokens: int = 0  # of its KV cache, by running requests; what is merely cached is free
     pinned_tokens: int = 0  # finished KV that nobody has fetched yet
     num_sending: int = 0  # transfers in flight out of it, and the bytes still to go
     sending_bytes: float = 0.0

@@ -28,12 +28,16 @@ from tollbridge.router.decisions import Decisions
 from tollbridge.router.fleet import Fleet
 from tollbridge.router.flow import Flow
 from tollbridge.router.health import Monitor
+from tollbridge.router.index import IndexFeeder
+from tollbridge.router.knowledge import KnowledgeCollector
 from tollbridge.router.learn import Learner
 from tollbridge.router.limits import Limits
 from tollbridge.router.metrics import RouterMetrics
 from tollbridge.router.outcome import Arrival
 from tollbridge.router.release import Releaser
 from tollbridge.router.tenants import Tenants
+from tollbridge.router.tokenizer import maybe_folder
+from tollbridge.router.tokens import Tokens
 from tollbridge.router.upstream import Upstream
 
 CONTEXT = web.AppKey("context", Context)
@@ -63,6 +67,9 @@ def make_context(
         max_waiting=router.max_queue,
         max_waiting_bytes=limits.max_waiting_bytes,
     )
+    feeder = IndexFeeder(fleet, limits, clock)
+    tokens = Tokens(maybe_folder(cluster.model), fleet, upstream, limits)
+    metrics.registry.register(KnowledgeCollector(feeder, tokens))
     return Context(
         config=cluster,
         secret=secret,
@@ -70,6 +77,8 @@ def make_context(
         clock=clock,
         fleet=fleet,
         upstream=upstream,
+        feeder=feeder,
+        tokens=tokens,
         releaser=Releaser(upstream),
         decisions=Decisions(limits.num_decisions),
         metrics=metrics,
@@ -138,7 +147,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
                     call = await ingress.read(request, context.config.router, request_id, context.bodies)
                     queue_s = await stack.enter_async_context(context.place(call, request[TENANT]))
                 with trace.span("decide", policy=call.override or context.config.router.policy):
-                    decision = decide_call(context, call)
+                    decision = await decide_call(context, call)
             except BaseException as error:
                 if isinstance(error, TollbridgeError | web.HTTPException):
                     context.metrics.refused.labels(str(error.status)).inc()
@@ -188,13 +197,17 @@ def _handler(view: Callable[[Context, web.Request], web.Response]) -> Handler:
 
 async def _lifespan(app: web.Application) -> AsyncIterator[None]:
     context = app[CONTEXT]
-    monitor = Monitor(context.fleet, context.upstream, context.limits, context.metrics)
+    monitor = Monitor(context.fleet, context.upstream, context.limits, context.metrics, context.clock)
     async with context.upstream:
+        await context.tokens.load()
         await monitor.check_all()
-        watch = asyncio.create_task(monitor.run(), name="fleet health")  # owned by the application
+        runs = {"fleet health": monitor.run(), "prefix index": context.feeder.run()}
+        tasks = [asyncio.create_task(run, name=name) for name, run in runs.items()]  # owned by the application
         yield
-        watch.cancel()
-        with suppress(asyncio.CancelledError):
-            await watch
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+        await context.tokens.close()
         await context.releaser.close()
     await asyncio.to_thread(context.tracer.close)

@@ -16,12 +16,14 @@ from tollbridge.router.bodies import Bodies
 from tollbridge.router.budget import RetryBudget
 from tollbridge.router.decisions import Decisions
 from tollbridge.router.fleet import Fleet
+from tollbridge.router.index import IndexFeeder
 from tollbridge.router.ingress import Call
 from tollbridge.router.learn import Learner
 from tollbridge.router.limits import Limits
 from tollbridge.router.metrics import RouterMetrics
 from tollbridge.router.release import Releaser
 from tollbridge.router.tenants import Tenants
+from tollbridge.router.tokens import Tokens
 from tollbridge.router.upstream import Upstream
 
 
@@ -33,6 +35,8 @@ class Context:
     clock: Clock
     fleet: Fleet
     upstream: Upstream
+    feeder: IndexFeeder
+    tokens: Tokens
     releaser: Releaser
     decisions: Decisions
     metrics: RouterMetrics

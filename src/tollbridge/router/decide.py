@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from tollbridge.config.cluster import WorkerConfig
+from tollbridge.kv.content import TOKEN_BYTES
 from tollbridge.policy.decide import decide
-from tollbridge.policy.views import RequestView
+from tollbridge.policy.views import FleetView, RequestView
 from tollbridge.router.context import Context
 from tollbridge.router.fleet import Worker
 from tollbridge.router.ingress import Body, Call
+from tollbridge.router.prompt import Prompt
 from tollbridge.wire.decision import Decision
+
+BYTES_PER_TOKEN = 4  # of text that nobody has tokenised
 
 _LIST_OF_PROMPTS = re.compile(rb'\s*\[\s*["\[]')  # ["text", ...] or [[ids], ...]; [1, 2] is one prompt
 _INTEGER = re.compile(rb"-?[0-9]{1,18}")
@@ -22,26 +26,64 @@ _SEVERAL = ("n", "best_of")
 _NO_TEXT = re.compile(rb'"type"\s*:\s*"(?:image|audio|video|input_audio|input_image|file)[a-z_]*"')
 
 
-def decide_call(context: Context, call: Call) -> Decision:
-    """Return where `call` runs.
+async def decide_call(context: Context, call: Call) -> Decision:
+    """Return where `call` runs, and note that its prompt will be cached there.
 
     Raises ModelNotFoundError for a model nobody serves, UnavailableError when no worker can take it.
     """
     router = context.config.router
+    context.fleet.view(call.model)  # an unknown model is refused before anybody tokenises for it
+    prompt = await context.tokens.of(call, context.fleet.adapter(call.model))
     fleet = msgspec.structs.replace(context.fleet.view(call.model), pricing=context.learner.pricing())
-    view = request_view(call, [context.fleet[worker.name] for worker in fleet.workers])
-    return decide(view, fleet, router.policy, call.override, on_no_prefill=router.on_no_prefill)
+    found = context.feeder.match(prompt.content) if prompt.content is not None else {}
+    workers = [context.fleet[worker.name] for worker in fleet.workers]
+    request = request_view(call, prompt, cached_tokens(prompt, found, fleet), workers)
+    decision = decide(request, fleet, router.policy, call.override, on_no_prefill=router.on_no_prefill)
+    if prompt.content is not None:
+        for name in {decision.decode, decision.prefill} - {None}:
+            context.feeder.sent(context.fleet[str(name)], prompt.content)
+    return msgspec.structs.replace(
+        decision, tokens_from=prompt.origin, terms=_facts(request, decision) | decision.terms
+    )
 
 
-def request_view(call: Call, workers: Sequence[Worker] = ()) -> RequestView:
+def request_view(call: Call, prompt: Prompt, cached: Mapping[str, int], workers: Sequence[Worker] = ()) -> RequestView:
     """Return what a policy may know of the request; `workers` are those that may serve it."""
     return RequestView(
         id=call.id,
         body_bytes=call.body_bytes,
-        prompt_tokens=_num_token_ids(call.body),
+        prompt_tokens=prompt.num_tokens,
         max_tokens=_maybe_int(call.body, "max_completion_tokens") or _maybe_int(call.body, "max_tokens"),
+        cached=cached,
+        session=call.session,
+        priority=call.priority or _maybe_int(call.body, "priority") or 0,
         unsplittable=_unsplittable(call.body) or _unsplittable_by(workers, call),
     )
+
+
+def cached_tokens(prompt: Prompt, found: Mapping[str, int], fleet: FleetView) -> dict[str, int]:
+    """Return the cached tokens by worker, `found` being the leading units of the prompt that each has.
+
+    The last token of a prompt is always computed, and with it its block.
+    """
+    if prompt.content is None or prompt.content.unit_bytes != TOKEN_BYTES:
+        return {name: num_bytes // BYTES_PER_TOKEN for name, num_bytes in found.items()}
+    last = max(prompt.content.num_units - 1, 0)
+    sizes = {worker.name: worker.block_size for worker in fleet.workers}
+    return {name: min(number, last // sizes[name] * sizes[name]) for name, number in found.items() if name in sizes}
+
+
+def _facts(request: RequestView, decision: Decision) -> dict[str, float]:
+    """Return what was known of the prompt, nothing when its tokens were not: `cached_tokens` are those of the worker
+
+    that computes it, `decode_cached_tokens` in a split those of the other.
+    """
+    if request.prompt_tokens is None:
+        return {}
+    cached = {"cached_tokens": request.cached.get(decision.prefill or decision.decode, 0)}
+    if decision.prefill is not None:
+        cached["decode_cached_tokens"] = request.cached.get(decision.decode, 0)
+    return {"prompt_tokens": request.prompt_tokens, **cached}
 
 
 def num_choices(call: Call) -> int:
@@ -82,14 +124,6 @@ def _is_list_of_prompts(prompt: msgspec.Raw | None) -> bool:
 
 def _given(body: Body, name: str) -> bool:
     return bytes(body.get(name, b"null")) not in (b"null", b"false")
-
-
-def _num_token_ids(body: Body) -> int | None:
-    """Return the length of a prompt given as one list of token ids, by its commas; None for text."""
-    prompt = bytes(body.get("prompt", b""))
-    if not prompt.lstrip().startswith(b"[") or _LIST_OF_PROMPTS.match(prompt):
-        return None
-    return prompt.count(b",") + 1 if prompt.strip(b"[] \t\r\n") else 0
 
 
 def _maybe_int(body: Body, name: str) -> int | None:

@@ -84,7 +84,8 @@ class Fanout:
                 with self._context.name(f"{self._call.id[:119]}-{index}") as request_id:
                     call = self._part_call(index, request_id)
                     async with self._context.place(call, self._arrival.tenant) as queue_s:
-                        answer = await self._flow(call, part, queue_s).run()
+                        flow = await self._flow(call, part, queue_s)
+                        answer = await flow.run()
             except TollbridgeError as error:  # no place, nobody ready
                 raise PartFailedError(error_answer(error)) from error
         part.check(answer)
@@ -94,8 +95,8 @@ class Fanout:
         body = {**self._call.body, "prompt": prompt}
         return dataclasses.replace(self._call, id=request_id, body=body, body_bytes=len(bytes(prompt)))
 
-    def _flow(self, call: Call, part: Part, queue_s: float) -> Flow:
-        decision = decide_call(self._context, call)
+    async def _flow(self, call: Call, part: Part, queue_s: float) -> Flow:
+        decision = await decide_call(self._context, call)
         trace = self._context.tracer.begin(call.trace)
         arrival = dataclasses.replace(self._arrival, queue_s=queue_s, trace=trace)  # the deadline is the list's
         return Flow(self._context, call, part, decision, arrival)

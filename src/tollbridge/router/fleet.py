@@ -7,6 +7,7 @@ Everything runs on one event loop, so there are no locks.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,10 +21,14 @@ from tollbridge.config.cluster import WorkerConfig
 from tollbridge.errors import ConfigError, ModelNotFoundError
 from tollbridge.policy.views import FleetView, WorkerView
 from tollbridge.router.breaker import Breaker
+from tollbridge.router.load import Load, Transfer, Work
+from tollbridge.router.sources import Source
 
 Leg = Literal["prefill", "decode"]
 Address = tuple[str, int]
 Handover = dict[str, msgspec.Raw]  # `kv_transfer_params` of a stock connector, relayed as they came
+
+DEFAULT_BLOCK_SIZE = 16  # tokens, of a worker that does not say
 
 _WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - recognised in order to be refused as an address to dial
 
@@ -39,8 +44,12 @@ class Worker:
     detail: str = "It has not been checked yet."
     kv: Address | None = None
     incarnation: str | None = None
+    num_returns: int = 0  # times that it became ready
+    events: Source | None = None  # where it publishes its KV events
     models: tuple[dict[str, Any], ...] = ()  # cards of /v1/models
     status: dict[str, Any] = field(default_factory=dict)  # /tollbridge/status as it came
+    # --- what it said about its load, and what the flows have sent since
+    load: Load = field(default_factory=Load)
     # --- written by the flows
     num_prefills: int = 0
     num_decodes: int = 0
@@ -53,6 +62,16 @@ class Worker:
     @property
     def name(self) -> str:
         return self.config.name
+
+    @property
+    def life(self) -> str:
+        """A name of the process behind the URL: in another life its cache is empty. Guessed when it does not say."""
+        return self.incarnation or f"return {self.num_returns}"
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a KV block."""
+        return self.load.report.block_size or DEFAULT_BLOCK_SIZE
 
     @property
     def pinned_full(self) -> bool:
@@ -80,6 +99,7 @@ class Fleet:
 
     def __init__(self, workers: Sequence[WorkerConfig], *, clock: Clock) -> None:
         self._clock = clock
+        self._transfers: dict[Transfer, tuple[str, str]] = {}  # of this router
         self._workers = {config.name: _make(config) for config in workers}
         if len(self._workers) != len(workers):
             raise ConfigError("Two workers of the cluster file have the same name: give each its own.", param="workers")
@@ -102,18 +122,57 @@ class Fleet:
             raise ModelNotFoundError(f"The model {str(model)[:200]!r} is not served here: use {known}.", param="model")
         return FleetView(workers=tuple(self.view_of(worker) for worker in workers))
 
+    def adapter(self, model: str | None) -> str | None:
+        """Return `model` when it is a LoRA adapter of another one: then its KV is its own."""
+        cards = (card for worker in self for card in worker.models)
+        return next((model for card in cards if card.get("id") == model and card.get("parent")), None)
+
     @contextmanager
-    def serving(self, worker: Worker, leg: Leg) -> Iterator[None]:
-        """Count one request in flight on `worker` while the context lasts."""
+    def serving(
+        self, worker: Worker, leg: Leg, *, prefill_tokens: int = 0, kv_tokens: int = 0
+    ) -> Iterator[Callable[[], None]]:
+        """Count one request in flight on `worker` while the context lasts; call what it yields at the first token.
+
+        `prefill_tokens` of its prompt have to be computed there; its KV needs room for `kv_tokens`.
+        """
+        work = Work(
+            prefill_tokens=prefill_tokens,
+            kv_tokens=kv_tokens,
+            decodes=leg == "decode",
+            sent_s=self._clock.monotonic(),
+        )
         worker.num_served += 1
         self._add(worker, leg, 1)
         request = object()
         worker.breaker.begin(request, self._clock.monotonic())
+        worker.load.begin(work)
         try:
-            yield
+            yield lambda: worker.load.prefilled(work)
         finally:
             worker.breaker.end(request)
+            worker.load.end(work)
             self._add(worker, leg, -1)
+
+    def begin_transfer(self, prefill: Worker, decode: Worker, num_tokens: int) -> Callable[[], None]:
+        """KV of `num_tokens` begins to cross; the flow calls what is returned when it has crossed, or never will.
+
+        That is idempotent.
+        """
+        transfer = Transfer(num_tokens=num_tokens, sent_s=self._clock.monotonic())
+        prefill.load.begin_transfer(transfer, outward=True)
+        decode.load.begin_transfer(transfer, outward=False)
+        self._transfers[transfer] = (prefill.name, decode.name)
+
+        def end() -> None:
+            if self._transfers.pop(transfer, None):
+                prefill.load.end_transfer(transfer, outward=True)
+                decode.load.end_transfer(transfer, outward=False)
+
+        return end
+
+    def links(self) -> dict[tuple[str, str], int]:
+        """Return how many transfers of ours are under way between which workers: (prefill, decode) -> number."""
+        return dict(Counter(self._transfers.values()))
 
     def failed(self, worker: Worker) -> None:
         """A request failed on `worker`: make it the last choice for a while, and check it at once."""
@@ -146,6 +205,7 @@ class Fleet:
             assert worker.num_prefills >= 0
             assert worker.num_decodes >= 0
             worker.breaker.check()
+            worker.load.check()
 
     def _sum(self, number: Callable[[Worker], int]) -> int:
         return sum(map(number, self))
@@ -153,6 +213,7 @@ class Fleet:
     def view_of(self, worker: Worker) -> WorkerView:
         """Return `worker` as a policy sees it now."""
         suspect = self.is_suspect(worker)
+        report, now = worker.load.report, worker.load.figures()
         return WorkerView(
             name=worker.name,
             prefer=worker.config.prefer,
@@ -164,6 +225,19 @@ class Fleet:
             num_prefills=worker.num_prefills,
             num_decodes=worker.num_decodes,
             num_served=worker.num_served,
+            host=worker.config.host,
+            block_size=worker.block_size,
+            kv_bytes_per_token=report.kv_bytes_per_token,
+            max_num_batched_tokens=report.max_num_batched_tokens,
+            waiting_prefill_tokens=now.waiting_prefill_tokens,
+            num_running=now.num_running,
+            free_kv_tokens=now.free_kv_tokens,
+            used_kv_tokens=max((report.total_kv_tokens or 0) - (now.free_kv_tokens or 0), 0),
+            pinned_tokens=report.pinned_tokens,
+            num_sending=now.num_sending,
+            sending_bytes=now.sending_bytes,
+            num_receiving=now.num_receiving,
+            receiving_bytes=now.receiving_bytes,
         )
 
     @staticmethod

@@ -47,6 +47,7 @@ from tollbridge.router.splice import DivergedError
 from tollbridge.router.splits import Split
 from tollbridge.router.stream import take_report
 from tollbridge.router.upstream import ClientGoneError, deadline, failure_of
+from tollbridge.router.work import tokens_to_move, work_of
 from tollbridge.wire import sse
 from tollbridge.wire.decision import Decision
 
@@ -87,6 +88,7 @@ class Flow:
         self._retries_left = context.limits.max_retries  # of the decode leg
         self._prefill: asyncio.Task[None] | None = None  # owned by the task group of `_split`
         self._begun = asyncio.Event()  # the first byte is at hand
+        self._at_first_token: list[Callable[[], None]] = []  # what the fleet wants to know; each may be called twice
         self.phase = Phase.DECIDED
 
     @property
@@ -203,6 +205,8 @@ class Flow:
         veto_tokens = int(self.decision.terms.get("veto_tokens", 0.0))
         split = splits.split_of(self._context, self._call, prefill, decode, veto_tokens=veto_tokens)
         self._outcome.decision = msgspec.structs.replace(self.decision, transfer_id=split.transfer_id)
+        moved = self._fleet.begin_transfer(prefill, decode, tokens_to_move(self.decision))
+        self._at_first_token.append(moved)
         try:
             async with asyncio.TaskGroup() as group:
                 self._prefill = group.create_task(self._prefill_leg(prefill, split))
@@ -215,6 +219,7 @@ class Flow:
         except ExceptionGroup as failures:
             _raise_worst(failures)
         finally:
+            moved()
             self._prefill = None
             split.release(arrived=self._outcome.kv_arrived(), answered=self._begun.is_set())
         return response
@@ -253,7 +258,8 @@ class Flow:
     async def _whole(self, worker: Worker, leg: Leg, body: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
         """Return status and body of a leg that is not streamed; UnavailableError for the worker's own failures."""
         upstream = self._context.upstream
-        with self._trace.span(leg, worker=worker.name) as span, self._fleet.serving(worker, leg):
+        work = work_of(self.decision, leg)
+        with self._trace.span(leg, worker=worker.name) as span, self._fleet.serving(worker, leg, **work):
             headers = {**headers, **span.headers}
             async with upstream.request(worker, "POST", self._call.path, body=body, headers=headers) as response:
                 answer = await upstream.read(worker, response)
@@ -278,7 +284,12 @@ class Flow:
         upstream = self._context.upstream
         try:
             async with deadline(worker, self._config.first_byte_timeout_s) as limit:
-                with self._trace.span("decode", worker=worker.name) as span, self._fleet.serving(worker, "decode"):
+                work = work_of(self.decision, "decode")
+                with (
+                    self._trace.span("decode", worker=worker.name) as span,
+                    self._fleet.serving(worker, "decode", **work) as prefilled,
+                ):
+                    self._at_first_token.append(prefilled)
                     headers = {**headers, **span.headers}
                     async with upstream.request(
                         worker, "POST", path or self._call.path, body=body, headers=headers
@@ -299,6 +310,8 @@ class Flow:
         if self.phase is not Phase.WAITING:
             raise PrefillFailedError("prefill_failed")  # a moment ago; the retry owns the client
         self.phase = Phase.RELAYING
+        for tell in self._at_first_token:
+            tell()
         self._begun.set()
         self._outcome.first_event()
 

@@ -13,10 +13,13 @@ from typing import Any
 
 import msgspec
 
+from tollbridge.clock import Clock
 from tollbridge.errors import UnavailableError, UpstreamError
 from tollbridge.router.fleet import Fleet, Worker, kv_address, parse_address
 from tollbridge.router.limits import Limits
 from tollbridge.router.metrics import RouterMetrics
+from tollbridge.router.reports import from_metrics, from_status
+from tollbridge.router.sources import Source, said_by_vllm, source_of
 from tollbridge.router.upstream import Upstream, failure_of
 
 log = logging.getLogger("tollbridge.router")
@@ -25,11 +28,12 @@ log = logging.getLogger("tollbridge.router")
 class Monitor:
     """Checks every worker of `fleet`. `run` never ends; cancel it."""
 
-    def __init__(self, fleet: Fleet, upstream: Upstream, limits: Limits, metrics: RouterMetrics) -> None:
+    def __init__(self, fleet: Fleet, upstream: Upstream, limits: Limits, metrics: RouterMetrics, clock: Clock) -> None:
         self._fleet = fleet
         self._upstream = upstream
         self._limits = limits
         self._metrics = metrics
+        self._clock = clock
 
     async def check_all(self) -> None:
         """Check every worker once, at the same time."""
@@ -90,13 +94,16 @@ class Monitor:
 
     async def _ask(self, worker: Worker) -> None:
         await self._get(worker, "/health")
+        asked_s = self._clock.monotonic()
         status = await self._get(worker, "/tollbridge/status", optional=True)
         worker.status = status if isinstance(status, dict) else {}
+        await self._ask_load(worker, asked_s)
         incarnation = _text(worker.status.get("incarnation"))
         said = _text(worker.status.get("kv"))
         if not worker.ready or worker.incarnation != incarnation:
             worker.breaker.succeeded()  # it came back: what its predecessor did is no guide
             worker.models = _cards(await self._get(worker, "/v1/models"))
+            worker.events = await self._events(worker)
             _warn_of_other_port(worker, said)
         worker.incarnation = incarnation
         takes_no_part = "kv" in worker.status and said is None
@@ -104,23 +111,47 @@ class Monitor:
         if worker.status.get("draining") is True:
             raise UnavailableError("It is draining: it finishes what it has and takes nothing new.")
 
+    async def _events(self, worker: Worker) -> Source | None:
+        """Return where it publishes its KV events: the cluster file, its status or vLLM's own list say so."""
+        said = _text(worker.status.get("events")), _text(worker.status.get("replay"))
+        if worker.config.engine == "vllm" and said[0] is None and worker.config.events is not None:
+            said = said_by_vllm(await self._get(worker, "/kv_event_sources", optional=True))
+        source = source_of(worker.url, worker.config.events, worker.config.replay, *said)
+        if source is not None and source.replay is None and worker.config.engine == "vllm":
+            return source.with_neighbour()  # as `tollbridge worker vllm` starts it
+        return source
+
+    async def _ask_load(self, worker: Worker, asked_s: float) -> None:
+        """Learn how busy it is: from its status, or from the metrics of a stock server."""
+        report = from_status(worker.status) if worker.status else None
+        if report is None and worker.config.engine == "vllm":
+            asked_s = self._clock.monotonic()
+            report = from_metrics(await self._read(worker, "/metrics", optional=True), known=worker.load.report)
+        if report is not None:
+            worker.load.told(report, asked_s)
+
     async def _get(self, worker: Worker, path: str, *, optional: bool = False) -> Any:
         """Return the JSON value at `path`, None when the body is not JSON; UnavailableError for an error answer."""
+        try:
+            return msgspec.json.decode(await self._read(worker, path, optional=optional))
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    async def _read(self, worker: Worker, path: str, *, optional: bool = False) -> bytes:
+        """Return the body at `path`, an empty one for 404 when `optional`; UnavailableError for an error answer."""
         async with self._upstream.request(worker, "GET", path) as response:
             body = await self._upstream.read(worker, response)
         if response.status == 404 and optional:
-            return None
+            return b""
         failure = failure_of(worker, response.status, body)
         if failure is None and response.status != 200:
             failure = UpstreamError(f"Worker {worker.name} answered {response.status} on {path}.")
         if failure is not None:
             raise failure
-        try:
-            return msgspec.json.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return None
+        return body
 
     def _set(self, worker: Worker, ready: bool, detail: str) -> None:
+        worker.num_returns += ready and not worker.ready
         if ready != worker.ready:
             log.log(
                 logging.INFO if ready else logging.WARNING,

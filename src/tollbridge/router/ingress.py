@@ -25,11 +25,13 @@ PRIORITY_HEADER = "x-tollbridge-priority"  # lower is served earlier, among the 
 TIMEOUT_HEADER = "x-request-timeout"  # seconds
 MAX_PRIORITY = 100
 MAX_TIMEOUT_S = 86_400.0
+SESSION_HEADER = "x-session-id"
 FORWARDED = ("traceparent", "tracestate")  # the only client headers that a worker sees
 PROMPT_FIELD = {"/v1/completions": "prompt", "/v1/chat/completions": "messages"}
 
 Body = dict[str, msgspec.Raw]
 
+_MAX_SESSION = 256  # characters
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACE = re.compile(r"[\x20-\x7e]{1,512}")
 _BODY = msgspec.json.Decoder(Body)
@@ -49,6 +51,7 @@ class Call:
     trace: dict[str, str]
     priority: int = 0
     timeout_s: float | None = None
+    session: str | None = None  # requests that belong together, by the client's word
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -82,7 +85,20 @@ async def read(request: web.Request, config: RouterConfig, request_id: str, bodi
         trace=trace_of(request),
         priority=priority,
         timeout_s=timeout_s,
+        session=_session(request, body),
     )
+
+
+def _session(request: web.Request, body: Body) -> str | None:
+    """Return the client's name of a session: its header, or the fields that OpenAI has for it."""
+    given = request.headers.get(SESSION_HEADER)
+    if given:
+        return given[:_MAX_SESSION]
+    for name in ("prompt_cache_key", "user"):
+        value = bytes(body.get(name, b""))
+        if value.startswith(b'"') and len(value) > 2:
+            return value.decode(errors="replace")[1:-1][:_MAX_SESSION]
+    return None
 
 
 def _priority(request: web.Request) -> int:

@@ -34,3 +34,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_prompts_at_once: int = 32  # of one request, when a list of prompts is taken apart
     max_event_bytes: int = 8 << 20  # one server-sent event
     num_decisions: int = 1024  # remembered for /decisions
+    tokenize_timeout_s: float = 0.5  # then the prompt is looked up by its text
+    max_tokenize_bytes: int = 1 << 20  # a longer prompt is looked up by its text
+    remembered_token_bytes: int = 64 << 20  # ids of prompts seen before, four bytes each
+    index_entries: int = 1 << 20  # blocks in the prefix index, counted for each worker that has one
+    index_entries_per_worker: int = 1 << 18
+    expect_told_s: float = 30.0  # how long a prompt that was sent counts as cached before the worker tells of it
+    expect_alone_s: float = 600.0  # the same for a worker without KV events

@@ -78,6 +78,13 @@ class RouterMetrics:
         )
         self.waiting = self._gauge("waiting_requests", "Requests that wait for a place.")
         self.in_flight = self._gauge("in_flight_requests", "Requests being served now.")
+        self.cached_predicted = self._counter(
+            "cached_prompt_tokens_predicted", "Prompt tokens that the index expected in the cache of the worker chosen."
+        )
+        self.cached_real = self._counter(
+            "cached_prompt_tokens_real", "Prompt tokens of the same requests that the worker found in its cache."
+        )
+        self.cacheable = self._counter("cacheable_prompt_tokens", "Prompt tokens of the same requests.")
         self.worker_ready = self._gauge("worker_ready", "1 when the worker passed its last health check.", "worker")
 
     def predicted(self, kind: str, error: float) -> None:

@@ -108,7 +108,8 @@ def _generate(summary: str, field: str, schema: Document) -> Document:
                 "Seconds within which the request must end."),
     ]  # fmt: skip
     operation = _operation(summary, {**_REFUSALS, **_FAILURES}) | _body({field: schema, **_GENERATING}, [field])
-    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": event}
     return {"post": operation | {"parameters": parameters}}
 
 

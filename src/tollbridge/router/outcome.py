@@ -217,10 +217,23 @@ class Outcome:
         if happened.ttft_s is not None:
             metrics.ttft.labels(choice).observe(happened.queue_s + happened.ttft_s)
         metrics.chunks.inc(self.num_chunks)
+        self._count_cached()
         transfer = happened.decode_report.transfer if happened.decode_report else None
         if transfer is not None:
             metrics.kv_bytes.inc(max(transfer.payload_bytes, 0))
             metrics.wire_seconds.inc(max(transfer.wire_s, 0.0))
+
+    def _count_cached(self) -> None:
+        """Compare what the index promised with what the worker found; of a split, what it found before the transfer."""
+        is_split = self.decision.choice == "split"
+        predicted = self.decision.terms.get("decode_cached_tokens" if is_split else "cached_tokens")
+        report, usage = self._happened.decode_report, self.usage
+        real = report.cached_tokens if report else usage.cached_tokens if usage else None
+        if predicted is None or real is None or (report is None and is_split):
+            return
+        self._metrics.cached_predicted.inc(predicted)
+        self._metrics.cached_real.inc(real)
+        self._metrics.cacheable.inc(self.decision.terms.get("prompt_tokens", 0))
 
     def _log(self) -> None:
         happened, decision = self._happened, self.decision

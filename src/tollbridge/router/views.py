@@ -51,6 +51,10 @@ def fleet(context: Context) -> web.Response:
             "waiting": context.admission.statistics().waiting,
             "max_queue": router.max_queue,
             "receiving_bytes": context.bodies.num_bytes,
+            "links": [
+                {"prefill": prefill, "decode": decode, "num_transfers": number}
+                for (prefill, decode), number in context.fleet.links().items()
+            ],
             "workers": [_worker(context, worker) for worker in context.fleet],
         }
     )
@@ -103,5 +107,8 @@ def _worker(context: Context, worker: Worker) -> dict[str, Any]:
         "num_prefills": worker.num_prefills,
         "num_decodes": worker.num_decodes,
         "num_served": worker.num_served,
+        "events": worker.events,
+        "follows_events": context.feeder.following[worker.name].listens,
+        "load": context.fleet.view_of(worker),
         "status": worker.status,
     }

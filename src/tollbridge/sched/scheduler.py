@@ -347,6 +347,7 @@ class Scheduler:
             sequence.chain.hashes[first:last],
             parent=sequence.chain.parent(first),
             token_ids=sequence.token_ids[first * self._block_size : last * self._block_size],
+            cache_salt=sequence.chain.cache_salt,
         )
         sequence.num_committed_blocks = last
 

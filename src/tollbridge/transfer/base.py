@@ -121,6 +121,7 @@ class TransferStatistics:
     failures_by_reason: dict[str, int]
     num_connections_by_medium: dict[str, int] = field(default_factory=dict)
     payload_bytes_by_medium: dict[str, int] = field(default_factory=dict)
+    pending_bytes: int = 0  # KV of open transfers that has still to cross
 
 
 SendState = Literal["unknown", "queued", "computing", "sending", "ended"]

@@ -189,7 +189,8 @@ class LoopbackSender:
 
     def statistics(self) -> TransferStatistics:
         with self._network.lock:
-            return self._ledger.statistics(self._network.num_links(self))
+            statistics = self._ledger.statistics(self._network.num_links(self))
+            return replace(statistics, pending_bytes=self.book.pending_bytes)
 
     def check(self) -> None:
         with self._network.lock:
@@ -259,7 +260,8 @@ class LoopbackReceiver:
 
     def statistics(self) -> TransferStatistics:
         with self._network.lock:
-            return self._ledger.statistics(self._network.num_links(self))
+            statistics = self._ledger.statistics(self._network.num_links(self))
+            return replace(statistics, pending_bytes=self.book.pending_bytes)
 
     def check(self) -> None:
         with self._network.lock:

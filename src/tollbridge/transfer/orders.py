@@ -90,6 +90,7 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     num_connections: int = 0
     num_connections_by_medium: dict[str, int] = {}
     goodput_bytes_per_s: float = 0.0
+    pending_bytes: int = 0
     broken: str = ""  # the invariant that is
 
 

@@ -236,7 +236,7 @@ class OutboardSender:
         gauges = self.outboard.inspect()
         statistics = self._ledger.statistics(gauges.num_connections, gauges.num_connections_by_medium)
         goodput = gauges.goodput_bytes_per_s or statistics.goodput_bytes_per_s
-        return replace(statistics, goodput_bytes_per_s=goodput)
+        return replace(statistics, goodput_bytes_per_s=goodput, pending_bytes=gauges.pending_bytes)
 
 
 class OutboardReceiver:
@@ -265,7 +265,8 @@ class OutboardReceiver:
 
     def statistics(self) -> TransferStatistics:
         gauges = self.outboard.inspect()
-        return self._ledger.statistics(gauges.num_connections, gauges.num_connections_by_medium)
+        statistics = self._ledger.statistics(gauges.num_connections, gauges.num_connections_by_medium)
+        return replace(statistics, pending_bytes=gauges.pending_bytes)
 
 
 def _is_outboard(memory: KVMemory, options: TransferOptions) -> bool:

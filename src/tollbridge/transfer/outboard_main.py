@@ -104,7 +104,11 @@ def _inspect(side: Side, order: Inspect) -> Answer:
             broken = str(error) or "an invariant of the I/O process is broken"
     statistics = side.statistics()
     return Answer(
-        statistics.num_connections, statistics.num_connections_by_medium, statistics.goodput_bytes_per_s, broken
+        num_connections=statistics.num_connections,
+        num_connections_by_medium=statistics.num_connections_by_medium,
+        goodput_bytes_per_s=statistics.goodput_bytes_per_s,
+        pending_bytes=statistics.pending_bytes,
+        broken=broken,
     )
 
 

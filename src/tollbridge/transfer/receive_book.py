@@ -60,6 +60,11 @@ class ReceiveBook:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    @property
+    def pending_bytes(self) -> int:
+        """What has not arrived yet. Any thread: an estimate, one reading per transfer."""
+        return sum(session.remaining_bytes for session in list(self._sessions.values()))
+
     # ── the engine ──
 
     def open(self, load: LoadRequest, connection: int, *, connected: bool, fence: Fence = PASSED) -> None:

@@ -62,6 +62,11 @@ class SendBook:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    @property
+    def pending_bytes(self) -> int:
+        """What decode has asked for and does not have yet. Any thread: an estimate, one reading per transfer."""
+        return sum(session.remaining_bytes for session in list(self._sessions.values()) if session.opening is not None)
+
     # ── the engine ──
 
     def register(self, transfer: bytes, digest: bytes, num_tokens: int) -> int | None:

@@ -250,6 +250,10 @@ class ReceiveSession:
     def complete(self) -> bool:
         return self._missing_tokens == 0
 
+    @property
+    def remaining_bytes(self) -> int:
+        return self._missing_tokens * self._memory.granule_bytes // self._memory.granule
+
     def ask(self) -> None:
         """Note that the OPEN is on its way: deadlines count from now."""
         self.asked = True

@@ -76,9 +76,10 @@ class TcpReceiver:
         self._ledger.set_listener(notify)
 
     def statistics(self) -> TransferStatistics:
-        return self._ledger.statistics(
+        statistics = self._ledger.statistics(
             len(self._side.lanes.connections()), self._side.lanes.num_connections_by_medium()
         )
+        return replace(statistics, pending_bytes=self._side.pending_bytes)
 
     def check(self) -> None:
         self._ledger.check()
@@ -130,6 +131,10 @@ class _ReceiveSide:
             max_payload_bytes=self.stage.max_payload_bytes,
         )
         self.lanes.start()
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._book.pending_bytes  # outside a turn of the monitor: see there
 
     # ── the engine, by way of the first thread ──
 

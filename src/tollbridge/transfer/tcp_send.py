@@ -110,7 +110,8 @@ class TcpSender:
             len(self._side.lanes.connections()), self._side.lanes.num_connections_by_medium()
         )
         goodput = self._side.lanes.best_goodput_bytes_per_s or statistics.goodput_bytes_per_s
-        return replace(statistics, goodput_bytes_per_s=goodput)  # a transfer's own rate includes waits for the engine
+        # a transfer's own rate includes waits for the engine
+        return replace(statistics, goodput_bytes_per_s=goodput, pending_bytes=self._side.pending_bytes)
 
     def check(self) -> None:
         self._ledger.check()
@@ -161,6 +162,10 @@ class _SendSide:
         )
         self.lanes.first.listen(self._listener, self._accept)
         self.lanes.start()
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._book.pending_bytes  # outside a turn of the monitor: see there
 
     # ── the engine, by way of the first thread ──
 

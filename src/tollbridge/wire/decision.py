@@ -23,6 +23,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     why: str  # one sentence for a person
     transfer_id: str | None = None
     terms: dict[str, float] = {}
+    tokens_from: str | None = None  # how the prompt's tokens were found: "ids", "tokenizer", "worker", "text", "none"
 
 
 class Happened(msgspec.Struct, kw_only=True, omit_defaults=True):

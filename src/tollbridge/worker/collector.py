@@ -107,6 +107,9 @@ class StatisticsCollector(Collector):
             by_side,
             lambda s: s.goodput_bytes_per_s,
         )
+        yield self._by_side(
+            GaugeMetricFamily, "pending_bytes", "KV bytes still to cross.", by_side, lambda s: s.pending_bytes
+        )
         yield self._by_medium(
             CounterMetricFamily,
             "payload_bytes",

@@ -1,0 +1,163 @@
+"""The index fed over real sockets by real block pools, against what those pools really hold."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from tollbridge.clock import ManualClock
+from tollbridge.config.cluster import WorkerConfig
+from tollbridge.kv.content import Content
+from tollbridge.kv.hashes import prompt_hashes
+from tollbridge.kv.pool import BlockPool
+from tollbridge.router.fleet import Fleet, Worker
+from tollbridge.router.index import IndexFeeder
+from tollbridge.router.limits import Limits
+from tollbridge.router.load import Report
+from tollbridge.router.sources import Source
+from tollbridge.worker.events import EventPublisher
+
+PATIENCE_S = 15.0
+SIZES = {"w0": 16, "w1": 8}
+
+
+class Cache:
+    """A worker reduced to its prefix cache and its publisher."""
+
+    def __init__(self, clock: ManualClock, block_size: int, num_blocks: int = 40) -> None:
+        self.pool = BlockPool(num_blocks, block_size)
+        self.publisher = EventPublisher("tcp://127.0.0.1:0", self.pool.take_events, clock)
+
+    def serve(self, prompt: list[int], salt: str | None = None) -> None:
+        """Compute what is not cached, and let go of it."""
+        hashes = prompt_hashes(prompt, self.pool.block_size, cache_salt=salt)
+        hits = self.pool.lookup(hashes)
+        self.pool.acquire(hits)
+        new = self.pool.allocate(len(hashes) - len(hits))
+        first, size = len(hits), self.pool.block_size
+        if new:
+            self.pool.commit(
+                new,
+                hashes[first:],
+                parent=hashes[first - 1] if first else None,
+                token_ids=prompt[first * size : len(hashes) * size],
+                cache_salt=salt,
+            )
+        self.pool.release([*hits, *new])
+
+    def cached(self, prompt: list[int], salt: str | None = None) -> int:
+        hashes = prompt_hashes(prompt, self.pool.block_size, cache_salt=salt)
+        return len(self.pool.lookup(hashes)) * self.pool.block_size
+
+
+class World:
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.fleet = Fleet([WorkerConfig(name=name, url=f"http://{name}:1") for name in SIZES], clock=self.clock)
+        self.feeder = IndexFeeder(self.fleet, Limits(), self.clock)
+        self.caches = {name: Cache(self.clock, size) for name, size in SIZES.items()}
+        for worker in self.fleet:
+            self.born(worker, "first")
+
+    def born(self, worker: Worker, incarnation: str) -> None:
+        publisher = self.caches[worker.name].publisher
+        worker.ready, worker.incarnation = True, incarnation
+        worker.events = Source(publisher.endpoint, publisher.replay_endpoint)
+        worker.load.told(Report(block_size=SIZES[worker.name]), 0.0)
+
+    def tick(self) -> None:
+        self.clock.advance(1.0)
+        for cache in self.caches.values():
+            cache.publisher.tick()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while not condition():
+                for cache in self.caches.values():
+                    cache.publisher.tick()
+                await asyncio.sleep(0.01)
+
+    def knows(self, prompt: list[int], salt: str | None = None) -> bool:
+        """Return whether the index says exactly what the pools would."""
+        found = self.feeder.match(Content.of_tokens(prompt, salt=salt))
+        return all(found.get(name, 0) == cache.cached(prompt, salt) for name, cache in self.caches.items())
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    made = World()
+    task = asyncio.create_task(made.feeder.run())
+    try:
+        yield made
+        made.feeder.index.check()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for cache in made.caches.values():
+            cache.publisher.close()
+
+
+async def test_it_follows_caches_that_fill_and_evict() -> None:
+    rng = random.Random(5)
+    prefixes = [[rng.randrange(1000) for _ in range(rng.randrange(20, 120))] for _ in range(6)]
+    prompts = [[*rng.choice(prefixes), *(rng.randrange(1000) for _ in range(rng.randrange(60)))] for _ in range(60)]
+    async with world() as w:
+        for prompt in prompts:
+            w.caches[rng.choice(list(SIZES))].serve(prompt, rng.choice([None, None, "salt"]))
+            w.tick()
+        for prompt in prompts + prefixes:
+            for salt in (None, "salt"):
+                await w.until(lambda prompt=prompt, salt=salt: w.knows(prompt, salt))  # type: ignore[misc]
+        assert w.feeder.index.statistics().removed_total > 0
+        assert any(w.feeder.match(Content.of_tokens(prompt)) for prompt in prompts)
+
+
+async def test_a_worker_that_was_there_before_the_router() -> None:
+    w = World()
+    w.caches["w0"].serve([1] * 64)
+    w.tick()
+    task = asyncio.create_task(w.feeder.run())
+    try:
+        await w.until(lambda: w.feeder.match(Content.of_tokens([1] * 64)) == {"w0": 64})
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        for cache in w.caches.values():
+            cache.publisher.close()
+
+
+async def test_another_incarnation_begins_with_nothing() -> None:
+    async with world() as w:
+        worker = w.fleet["w0"]
+        w.caches["w0"].serve([1] * 64)
+        await w.until(lambda: w.feeder.match(Content.of_tokens([1] * 64)) == {"w0": 64})
+        old = w.caches["w0"]
+        w.caches["w0"] = Cache(w.clock, 16)
+        w.born(worker, "second")
+        await w.until(lambda: w.feeder.match(Content.of_tokens([1] * 64)) == {})
+        w.caches["w0"].serve([2] * 64)
+        await w.until(lambda: w.feeder.match(Content.of_tokens([2] * 64)) == {"w0": 64})
+        old.publisher.close()
+
+
+async def test_what_was_sent_counts_before_the_worker_tells() -> None:
+    async with world() as w:
+        await w.until(lambda: all(each.listens for each in w.feeder.following.values()))
+        w.feeder.sent(w.fleet["w1"], Content.of_tokens([3] * 20))
+        assert w.feeder.match(Content.of_tokens([3] * 20)) == {"w1": 16}
+        w.clock.advance(Limits().expect_told_s)
+        await w.until(lambda: w.feeder.match(Content.of_tokens([3] * 20)) == {})
+
+
+async def test_a_worker_without_events_is_known_by_what_was_sent() -> None:
+    clock = ManualClock()
+    fleet = Fleet([WorkerConfig(name="w", url="http://w:1", events=None)], clock=clock)
+    feeder = IndexFeeder(fleet, Limits(), clock)
+    text = Content.of_text(b"You are a toll collector. " * 20)
+    feeder.sent(fleet["w"], text)
+    feeder.sent(fleet["w"], Content.of_tokens([1] * 32))
+    assert feeder.match(text) == {"w": 520 // 64 * 64}
+    clock.advance(Limits().expect_told_s + 1)
+    assert feeder.match(Content.of_tokens([1] * 40)) == {"w": 32}
