@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from tollbridge.config.cluster import WorkerConfig
-from tollbridge.kv.content import TOKEN_BYTES
+from tollbridge.kv.content import TOKEN_BYTES, Content
 from tollbridge.policy.decide import decide
 from tollbridge.policy.views import FleetView, RequestView
 from tollbridge.router.context import Context
@@ -19,6 +20,7 @@ from tollbridge.wire.decision import Decision
 
 BYTES_PER_TOKEN = 4  # of text that nobody has tokenised
 
+_SLOW_ORIGINS = frozenset({"tokenizer", "worker", "text"})  # of tokens that may have taken time
 _LIST_OF_PROMPTS = re.compile(rb'\s*\[\s*["\[]')  # ["text", ...] or [[ids], ...]; [1, 2] is one prompt
 _INTEGER = re.compile(rb"-?[0-9]{1,18}")
 _SEVERAL = ("n", "best_of")
@@ -32,19 +34,27 @@ async def decide_call(context: Context, call: Call) -> Decision:
     Raises ModelNotFoundError for a model nobody serves, UnavailableError when no worker can take it.
     """
     router = context.config.router
-    context.fleet.view(call.model)  # an unknown model is refused before anybody tokenises for it
+    fleet = context.fleet.view(call.model)  # an unknown model is refused before anybody tokenises for it
     prompt = await context.tokens.of(call, context.fleet.adapter(call.model))
-    fleet = msgspec.structs.replace(context.fleet.view(call.model), pricing=context.learner.pricing())
+    if prompt.origin in _SLOW_ORIGINS:
+        fleet = context.fleet.view(call.model)  # meanwhile it has changed
+    fleet = msgspec.structs.replace(fleet, pricing=context.learner.pricing())
     found = context.feeder.match(prompt.content) if prompt.content is not None else {}
     workers = [context.fleet[worker.name] for worker in fleet.workers]
     request = request_view(call, prompt, cached_tokens(prompt, found, fleet), workers)
     decision = decide(request, fleet, router.policy, call.override, on_no_prefill=router.on_no_prefill)
     if prompt.content is not None:
-        for name in {decision.decode, decision.prefill} - {None}:
-            context.feeder.sent(context.fleet[str(name)], prompt.content)
+        # hashing all of a long prompt takes longer than deciding: once the decision is under way
+        asyncio.get_running_loop().call_soon(_note_sent, context, decision, prompt.content)
     return msgspec.structs.replace(
         decision, tokens_from=prompt.origin, terms=_facts(request, decision) | decision.terms
     )
+
+
+def _note_sent(context: Context, decision: Decision, content: Content) -> None:
+    for name in (decision.decode, decision.prefill):
+        if name is not None:
+            context.feeder.sent(context.fleet[name], content)
 
 
 def request_view(call: Call, prompt: Prompt, cached: Mapping[str, int], workers: Sequence[Worker] = ()) -> RequestView:
