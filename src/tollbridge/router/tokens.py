@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -226,6 +227,8 @@ class Tokens:
 
 def _prompt(ids: list[int], lora: str | None, salt: str | None, origin: Any) -> Prompt:
     """Return the prompt of `ids`; NOTHING when they are no token ids, which the worker will say better."""
-    if ids and not (min(ids) >= 0 and max(ids) < 1 << 32):
+    try:
+        content = Content.of_tokens(ids, lora=lora, salt=salt)
+    except struct.error:
         return NOTHING
-    return Prompt(content=Content.of_tokens(ids, lora=lora, salt=salt), num_tokens=len(ids), origin=origin)
+    return Prompt(content=content, num_tokens=len(ids), origin=origin)
