@@ -48,11 +48,14 @@ _HELP = {
     "connectors, secret, fingerprints, clocks, and one verified split. One line each, with the mend. Exit code 1 when "
     "something is wrong. "
     "The secret is read from TOLLBRIDGE_SECRET, the router's API key from TOLLBRIDGE_API_KEY.",
+    "sim": "Simulate a fleet, and compare policies on it.\n\n"
+    "It runs the real scheduler, prefix index, cost model and policies, with time in place of engines and network. "
+    "--search looks for the placement and ratio with the best goodput per GPU.",
     "pull": "Fetch a model into the cache, once.\n\n"
     "`up` and `demo` do this by themselves. The cache is TOLLBRIDGE_HOME, by default ~/.cache/tollbridge.",
 }
 
-for _name in ("up", "chat", "demo", "router", "plan", "doctor"):
+for _name in ("up", "chat", "demo", "router", "plan", "sim", "doctor"):
     app.command(f"tollbridge.cli.{_name}:{_name}", name=_name, help=_HELP[_name])
 app.command("tollbridge.cli.worker:app", name="worker", help=_HELP["worker"])
 app.command(model)

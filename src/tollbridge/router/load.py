@@ -120,6 +120,13 @@ class Load:
         if self._is_in_report(transfer):
             side.ended.append(transfer)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing of this router is there and nothing has ended since the last report: another one of an idle
+        worker would say the same."""
+        flows = (self._out.active, self._in.active, self._out.ended, self._in.ended)
+        return not (self._works or self._prefilled or self._ended or self._freed or any(flows))
+
     def figures(self) -> Figures:
         """Return the load now. Cheap when nothing has changed."""
         if self._figures is None:

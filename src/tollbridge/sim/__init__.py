@@ -1,0 +1,1 @@
+"""A discrete-event simulator that runs the production scheduler, block pool, index, cost model and policies."""
