@@ -1,6 +1,6 @@
 """A thousand workers and an hour of traffic in the simulator, in under ten minutes, and twice the same.
 
-The fleet: 200 workers that prefer to prefill, 800 that prefer to decode, each with a 10 Gb/s NIC, behind routers of 50
+The fleet: 200 workers that prefer to prefill, 800 that prefer to decode, each with a 10 Gb/s NIC, behind routers of 20
 workers each; policy adaptive, so every request is priced on its router's workers. Workers die at random. Everything
 that decides is the production code (docs/sim.md).
 """
@@ -29,8 +29,8 @@ SEED = 20261129
 MAX_S = 600.0
 WORKERS, QUICK_WORKERS = 1000, 100
 HOUR_S, QUICK_S = 3600.0, 60.0
-RATE_PER_WORKER_S = 0.1
-PER_ROUTER = 50
+RATE_PER_WORKER_S = 0.03
+PER_ROUTER = 20
 
 
 def scenario(num_workers: int, duration_s: float) -> Scenario:

@@ -27,7 +27,10 @@ class Arrival(NamedTuple):
         return sum(number for _, number in self.parts)
 
     def tokens(self) -> list[int]:
-        return [token for first, number in self.parts for token in range(first, first + number)]
+        tokens: list[int] = []
+        for first, number in self.parts:
+            tokens.extend(range(first, first + number))
+        return tokens
 
 
 def own_range(index: int, number: int) -> Range:
