@@ -13,6 +13,7 @@ from dataclasses import dataclass
 LINKS = {"10": "10mbit", "30": "30mbit", "60": "60mbit", "200": "200mbit", "free": None}  # as tc writes the rate
 PROMPTS = ("short", "long", "shared", "mixed")
 LOADS = {"low": 0.3, "high": 0.7}  # of what both engines can do on this traffic, all local (see `arrival_rate`)
+MORE_LOADS = {"mid": 0.5}  # of cells outside of the grid, for `sim-accuracy`
 ARMS = ("adaptive", "local", "split", "dynamo-isl", "llm-d")
 QUICK_ARMS = ("adaptive", "local", "split")
 CORNERS = ("10-short-low", "10-mixed-high", "free-short-low", "free-mixed-high")
@@ -71,8 +72,9 @@ def grid() -> list[Cell]:
 
 
 def find(name: str) -> Cell:
-    """Return the cell called `name`; KeyError when there is none."""
-    return {cell.name: cell for cell in grid()}[name]
+    """Return the cell called `name`, of the grid or with one more load; KeyError when there is none."""
+    more = [Cell(link, prompts, load) for link in LINKS for prompts in PROMPTS for load in MORE_LOADS]
+    return {cell.name: cell for cell in [*grid(), *more]}[name]
 
 
 def order(arms: tuple[str, ...], block: int, cell: Cell) -> list[str]:
@@ -121,4 +123,4 @@ def arrival_rate(cell: Cell, speed: Speed) -> float:
         num_tokens, max_tokens = lengths(cell.prompts, rng)
         computed = num_tokens - (PREFIX_TOKENS if cell.prompts == "shared" else 0)
         works.append(speed.token_s * computed + speed.step_s * max_tokens / 4)
-    return LOADS[cell.load] * 2 / (sum(works) / len(works))
+    return (LOADS | MORE_LOADS)[cell.load] * 2 / (sum(works) / len(works))

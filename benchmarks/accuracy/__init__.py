@@ -1,0 +1,1 @@
+"""Simulator against reality: calibrate, predict, commit, run, judge."""

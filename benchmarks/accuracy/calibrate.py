@@ -1,0 +1,108 @@
+"""Measures what the simulator needs to know, on a stack that is not loaded. Started inside host a's network namespace.
+
+Nothing of what is measured here is judged later, and nothing that is judged is fitted here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from benchmarks.quality import cells, drive
+from benchmarks.support.client import Stream
+from benchmarks.support.fleet import Fleet
+from benchmarks.support.netns import Link
+
+LENGTHS = (24, 48, 96, 192, 384, 512, 704, 896)
+STREAMS = (1, 2, 4, 6)
+REPETITIONS = 3
+SPLIT_TOKENS = {"10": 64, "30": 128, "60": 256, "200": 512, "free": 640}  # about a second or two of wire
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Raw measurements; `benchmarks/accuracy/predict.py` fits them."""
+
+    token_s: float  # as decide-quality's SLO and rates have it
+    step_s: float
+    prefills: list[tuple[int, float]]  # (tokens, seconds that the worker reports)
+    overheads_s: list[float]  # of local requests: TTFT at the client beyond queue and prefill
+    steps: list[tuple[int, float]]  # (streams, median gap)
+    goodputs: dict[str, float]  # by link, bytes/s
+    splits: dict[str, list[tuple[int, float]]]  # by link: (tokens, TTFT at the client) of a split alone
+
+
+def main() -> None:
+    link, names, out = sys.argv[1], sys.argv[2].split(","), Path(sys.argv[3])
+    measured = asyncio.run(measure(Link(link), names))
+    out.write_text(json.dumps(asdict(measured), indent=1) + "\n")
+
+
+async def measure(link: Link, names: list[str]) -> Measured:
+    """Return the measurements, the links called `names` among them."""
+    async with drive.stack(drive.workers(), link, {}) as (fleet, session):
+        book = drive.Book(Path("/dev/null"))
+        bench = drive.Bench(fleet, session, book, cells.Speed(0.0, 0.0))
+        meter = _Meter(fleet, session, bench)
+        speed = await bench.calibrate()
+        prefills, overheads = await meter.prefills()
+        steps = await meter.steps()
+        goodputs, splits = {}, {}
+        for name in names:
+            link.shape(cells.LINKS[name], burst="32kb", latency="100ms")
+            goodputs[name], splits[name] = await meter.link(SPLIT_TOKENS[name])
+        return Measured(speed.token_s, speed.step_s, prefills, overheads, steps, goodputs, splits)
+
+
+class _Meter:
+    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, bench: drive.Bench) -> None:
+        self._fleet, self._session, self._bench = fleet, session, bench
+
+    async def prefills(self) -> tuple[list[tuple[int, float]], list[float]]:
+        found, overheads = [], []
+        for num_tokens in LENGTHS:
+            for _ in range(2 * REPETITIONS):  # both engines, in turn
+                result = await self._bench.ask(self._fleet.url("router"), num_tokens, 2, policy="local")
+                report = (await self._happened(result))["decode_report"]
+                found.append((num_tokens, float(report["prefill_s"])))
+                overheads.append(result.ttft_s - report["prefill_s"] - report.get("queue_s", 0.0))
+        return found, overheads
+
+    async def steps(self) -> list[tuple[int, float]]:
+        found = []
+        for name in ("p0", "d0"):
+            for number in STREAMS:
+                url = self._fleet.url(name)
+                each = await asyncio.gather(*(self._bench.ask(url, 16, 40) for _ in range(number)))
+                gaps = [gap for result in each for gap in result.gaps_s()[8:]]
+                found.append((number, statistics.median(gaps)))
+        return found
+
+    async def link(self, num_tokens: int) -> tuple[float, list[tuple[int, float]]]:
+        """Return the goodput, from KV that prefill has cached, and the TTFT of splits that compute it."""
+        rates, splits = [], []
+        for _ in range(REPETITIONS):
+            cold = await self._bench.ask(self._fleet.url("router"), num_tokens, 4, policy="split")
+            splits.append((num_tokens, cold.ttft_s))
+            prompt = self._bench.prompt(num_tokens)
+            await self._bench.send(self._fleet.url("p0"), prompt, 1)
+            warm = await self._bench.send(self._fleet.url("router"), prompt, 4, policy="split")
+            transfer = (await self._happened(warm))["decode_report"]["transfer"]
+            rates.append(transfer["payload_bytes"] / transfer["wire_s"])
+        return statistics.median(rates), splits
+
+    async def _happened(self, result: Stream) -> Any:
+        url = f"{self._fleet.url('router')}/decisions/{result.decision['id']}"
+        async with self._session.get(url) as response:
+            return (await response.json())["happened"]
+
+
+if __name__ == "__main__":
+    main()
