@@ -155,10 +155,13 @@ def verdict(lines: Records, predictions: dict[str, Any]) -> ClaimResult:
     real = [line for line in lines if line["kind"] == "request"]
     ran = {(line["cell"], line["block"], line["arm"]) for line in lines if line["kind"] == "window"}
     imagined = [r for r in predictions["records"] if (r["cell"], r["block"], r["arm"]) in ran]
-    rows, errors, ranked, wrong = [], {kind: [] for kind in BOUNDS}, [], {}  # type: ignore[var-annotated]
+    rows: list[list[str]] = []
+    errors: dict[str, list[float]] = {kind: [] for kind in BOUNDS}
+    ranked: list[bool] = []
+    wrong: dict[str, float] = {}
     window_s = predictions["window_s"]
     for cell in sorted({name for name, _, _ in ran}):
-        pairs = {}
+        pairs: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
         for arm in ARMS:
             blocks = {block for name, block, of in ran if (name, of) == (cell, arm)}
             if blocks:

@@ -175,3 +175,15 @@ class Worlds(RuleBasedStateMachine):
 
 TestWorlds = Worlds.TestCase
 TestWorlds.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+
+
+def test_it_is_settled_when_another_report_would_say_the_same() -> None:
+    load, work = Load(), Work(prefill_tokens=5, kv_tokens=5, sent_s=1.0)
+    assert load.is_settled
+    load.begin(work)
+    assert not load.is_settled
+    load.told(Report(num_running=1), 2.0)
+    load.end(work)
+    assert not load.is_settled  # the report still counts it
+    load.told(Report(), 3.0)
+    assert load.is_settled

@@ -68,11 +68,12 @@ def sim(
     check(scenario)
     console = Console()
     if search:
-        found = search_for(
-            scenario,
-            range(seed, seed + seeds),
-            progress=lambda name, at: print(f"seed {at}: {name}", file=sys.stderr) if sys.stderr.isatty() else None,
-        )
+
+        def tell(name: str, at: int) -> None:
+            if sys.stderr.isatty():
+                print(f"seed {at}: {name}", file=sys.stderr)
+
+        found = search_for(scenario, range(seed, seed + seeds), progress=tell)
         if json:
             print(msgspec.json.encode(found).decode())
         else:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tollbridge.config.cluster import SloConfig
 
@@ -162,7 +163,7 @@ def quantiles(values: Sequence[float]) -> Quantiles:
     return Quantiles(mean=float(ordered.mean()), **shares)
 
 
-def percentile(ordered: np.ndarray[tuple[int], np.dtype[np.float64]], share: float) -> float:
+def percentile(ordered: npt.NDArray[np.float64], share: float) -> float:
     """Return the quantile of sorted values, linear between its neighbours."""
     at = share * (len(ordered) - 1)
     low = int(at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 
 import msgspec
@@ -61,12 +62,10 @@ def compare(
         output_tokens=output_tokens,
         scenario=scenario,
         policies=[
-            Simulation(scenario, policy, seed=seed, fast=fast).run(
-                arrivals, progress=lambda ended, policy=policy: progress(policy, ended)  # type: ignore[misc]
-            )
+            Simulation(scenario, policy, seed=seed, fast=fast).run(arrivals, progress=partial(progress, policy))
             for policy in scenario.policies
         ],
-    )  # fmt: skip
+    )
 
 
 class Simulation:
@@ -104,8 +103,7 @@ class Simulation:
         self._arrivals = arrivals
         self._progress = progress or self._progress
         for failure in self._failures:
-            worker = self._by_name[failure.worker]
-            self.agenda.at(failure.at_s, lambda worker=worker, down_s=failure.down_s: self._die(worker, down_s))  # type: ignore[misc]
+            self.agenda.at(failure.at_s, partial(self._die, self._by_name[failure.worker], failure.down_s))
         for router in self.routers:
             self._look(router)
         self._plan_arrival()
