@@ -85,7 +85,7 @@ class FakeEngine:
         self._wake = threading.Condition()
         self._held = False
         self._stop = False
-        self._thread = threading.Thread(target=self._loop, name="fake-engine")
+        self._thread = threading.Thread(target=self._loop, name="fake-engine", daemon=True)
         self._thread.start()
 
     @property
