@@ -49,6 +49,8 @@ print(json.dumps([code, [name for name in {HEAVY!r} if name in sys.modules]]))
         (["demo"], "unless the split is verified"),
         (["router"], "the cluster secret of the workers"),
         (["worker"], "takes part in no split"),
+        (["probe", "engine"], "and must be idle"),
+        (["probe", "link"], "the network that is slow, or the transport"),
         (["model", "pull"], "by default ~/.cache/tollbridge"),
     ],
 )
@@ -59,7 +61,9 @@ def test_the_help_of_a_command_tells_more(tokens: list[str], words: str, capsys:
     assert "[default: False]" not in shown
 
 
-@pytest.mark.parametrize("module", ["up", "chat", "demo", "router", "worker", "model", "stack", "prepare"])
+@pytest.mark.parametrize(
+    "module", ["up", "chat", "demo", "router", "worker", "model", "stack", "prepare", "probe", "probe_link"]
+)
 def test_no_command_needs_torch_to_be_imported(module: str) -> None:
     script = f"import sys, tollbridge.cli.{module}; print('torch' in sys.modules, 'transformers' in sys.modules)"
     assert python(script).stdout == "False False\n"

@@ -26,6 +26,7 @@ app = App(
     version=__version__,
 )
 model = App(name="model", help="Fetch models.")
+probe = App(name="probe", help="Measure an engine or a link, for router and planner.")
 
 # The first paragraph is for `tollbridge --help`, all of it for the command's own, where it hides the docstring.
 _HELP = {
@@ -51,6 +52,14 @@ _HELP = {
     "sim": "Simulate a fleet, and compare policies on it.\n\n"
     "It runs the real scheduler, prefix index, cost model and policies, with time in place of engines and network. "
     "--search looks for the placement and ratio with the best goodput per GPU.",
+    "engine": "Measure how fast an engine prefills and decodes.\n\n"
+    "The server speaks OpenAI's API (vLLM, SGLang, `tollbridge worker`) and must be idle. It takes at most five "
+    "minutes, or one with --quick, and writes calibration.json, which `tollbridge plan --calibration` and the router "
+    "(`calibration` in the cluster file) read.",
+    "link": "Measure what the network to another host carries, and our transfer on it.\n\n"
+    "`tollbridge probe link serve --bind HOST:PORT` there, `tollbridge probe link HOST:PORT` here. Between hosts both "
+    "need the cluster secret (TOLLBRIDGE_SECRET). It writes calibration.json for both directions, and says whether it "
+    "is the network that is slow, or the transport.",
     "pull": "Fetch a model into the cache, once.\n\n"
     "`up` and `demo` do this by themselves. The cache is TOLLBRIDGE_HOME, by default ~/.cache/tollbridge.",
 }
@@ -58,6 +67,9 @@ _HELP = {
 for _name in ("up", "chat", "demo", "router", "plan", "sim", "doctor"):
     app.command(f"tollbridge.cli.{_name}:{_name}", name=_name, help=_HELP[_name])
 app.command("tollbridge.cli.worker:app", name="worker", help=_HELP["worker"])
+app.command(probe)
+probe.command("tollbridge.cli.probe:engine", name="engine", help=_HELP["engine"])
+probe.command("tollbridge.cli.probe_link:app", name="link", help=_HELP["link"])
 app.command(model)
 model.command("tollbridge.cli.model:pull", name="pull", help=_HELP["pull"])
 

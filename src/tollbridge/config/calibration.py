@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +39,7 @@ class DecodeFit(msgspec.Struct, frozen=True, kw_only=True):
 class EngineCalibration(msgspec.Struct, frozen=True, kw_only=True):
     prefill: PrefillFit
     decode: DecodeFit | None = None
+    max_num_batched_tokens: int | None = None  # the token budget of a step that the fit counted chunks with
     samples: list[Any] = []
 
 
@@ -76,3 +82,56 @@ def read_calibration(path: Path) -> Calibration:
             param="calibration",
         )
     return calibration
+
+
+def merge_calibration(
+    path: Path,
+    *,
+    engines: Mapping[str, EngineCalibration] | None = None,
+    links: Mapping[str, LinkCalibration] | None = None,
+    measured_at: str,
+) -> Calibration:
+    """Put engines and links into `path`, in place of those with their names, and return the whole.
+
+    Atomic: a reader sees the file of before or of after, and of two writers neither loses what the other put in.
+    ConfigError when what is there is no calibration (it is left alone), or when the folder cannot be written.
+    """
+    try:
+        with _alone(path.parent):
+            old = read_calibration(path) if path.exists() else Calibration()
+            new = Calibration(
+                engines={**old.engines, **(engines or {})},
+                links={**old.links, **(links or {})},
+                measured_at=measured_at,
+            )
+            _replace(path, msgspec.json.format(msgspec.json.encode(new), indent=2) + b"\n")
+    except OSError as error:
+        raise ConfigError(
+            f"The calibration file {path} cannot be written: {error.strerror}.", param="calibration"
+        ) from None
+    return new
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other writers of this folder out: the file itself is replaced, so it cannot be what is locked."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            os.fchmod(file.fileno(), 0o644)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise

@@ -9,9 +9,9 @@ import msgspec
 import yaml
 
 from tollbridge.config.cluster import SloConfig
+from tollbridge.config.quantity import parse_bytes, parse_rate, parse_seconds
 from tollbridge.errors import ConfigError
 from tollbridge.plan.prefill import Sample
-from tollbridge.plan.quantity import parse_bytes, parse_rate, parse_seconds
 
 MIB = 1 << 20
 KV_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "fp8", "int8": "int8"}

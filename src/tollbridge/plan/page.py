@@ -6,9 +6,9 @@ import io
 import re
 from importlib.resources import files
 
+from tollbridge.config.quantity import show_bytes, show_rate, show_seconds
 from tollbridge.errors import ConfigError
 from tollbridge.plan.plan import Length, OnLink, Plan
-from tollbridge.plan.quantity import show_bytes, show_rate, show_seconds
 from tollbridge.plan.text import interval, memory_text
 
 _PAGE = files("tollbridge.plan").joinpath("page.html")

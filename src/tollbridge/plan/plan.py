@@ -158,7 +158,7 @@ def _engine(
     uncertainty = 0.0
     fitted = next(iter(calibration.engines.values()), None) if calibration else None
     if fitted is not None:
-        samples = samples or _sampled(fitted)
+        samples = samples or _sampled(fitted, fitted.max_num_batched_tokens or wanted.max_num_batched_tokens)
         if step_s is None and fitted.decode is not None:
             step_s, per_decode_s = fitted.decode.step_s, fitted.decode.per_decode_s
     if wanted.gpu and (samples is None or step_s is None):
@@ -194,12 +194,12 @@ def _samples(prefill: Any) -> list[Sample] | None:
     return [Sample(tokens=tokens, seconds=overhead + per_token * tokens) for tokens in (1, 1 << 20)]
 
 
-def _sampled(fitted: EngineCalibration) -> list[Sample]:
-    """Return points of a calibration's fit: T(m) = alpha per chunk + beta m + gamma m^2 / 2."""
+def _sampled(fitted: EngineCalibration, budget: int) -> list[Sample]:
+    """Return points of a calibration's fit: T(m) = alpha per chunk of `budget` + beta m + gamma m^2 / 2."""
     fit = fitted.prefill
     points = []
     for tokens in (16, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536):
-        chunks = -(-tokens // 2048)
+        chunks = -(-tokens // budget)
         time_s = chunks * fit.alpha_s + tokens * (fit.beta_s_per_token + fit.gamma_s_per_token2 * tokens / 2)
         points.append(Sample(tokens=tokens, seconds=time_s))
     return points

@@ -7,9 +7,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tollbridge.config.quantity import show_bytes, show_rate, show_seconds
 from tollbridge.plan.memory import Memory
 from tollbridge.plan.plan import Kv, Length, OnLink, Plan
-from tollbridge.plan.quantity import show_bytes, show_rate, show_seconds
 
 COLOURS = {"do not split": "bold red", "split some requests": "bold yellow", "split": "bold green"} | {
     "never": "red",

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from tollbridge.plan.quantity import show_rate, show_seconds
+from tollbridge.config.quantity import show_rate, show_seconds
 from tollbridge.plan.terms import Setting, Terms, bought_s, link_for, pieces_of
 
 Answer = Literal["never", "sometimes", "always", "chunked prefill is enough"]

@@ -1,7 +1,7 @@
 import pytest
 
+from tollbridge.config.quantity import parse_bytes, parse_rate, parse_seconds, show_bytes, show_rate, show_seconds
 from tollbridge.errors import ConfigError
-from tollbridge.plan.quantity import parse_bytes, parse_rate, parse_seconds, show_bytes, show_rate, show_seconds
 
 
 @pytest.mark.parametrize(
