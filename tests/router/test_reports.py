@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from tests.support.fake_engine import FakeEngine
 from tollbridge.engine.base import EngineStatistics
 from tollbridge.router.load import Report
@@ -88,6 +90,34 @@ def test_status_of_our_worker() -> None:
 def test_a_strange_status_says_nothing() -> None:
     assert from_status({"engine": "nonsense"}) is None
     assert from_status({}) == Report(waiting_prefill_tokens=None)
+
+
+@pytest.mark.parametrize(
+    ("engine", "full"),
+    [
+        ({"num_pinned_blocks": 31, "max_pinned_blocks": 32}, False),
+        ({"num_pinned_blocks": 32, "max_pinned_blocks": 32}, True),
+        ({"num_pinned_blocks": 0, "max_pinned_blocks": 0}, False),  # pins nothing: there is nothing to wait for
+        ({"num_pinned_blocks": 5}, False),  # a worker that does not say
+    ],
+)
+def test_the_pinned_bound(engine: dict[str, int], full: bool) -> None:
+    told = from_status({"engine": engine})
+    assert told is not None
+    assert told.pinned_full is full
+
+
+@pytest.mark.parametrize(("pinned", "full"), [(31, False), (32, True)])
+def test_our_connector_says_what_waits_and_what_is_pinned(pinned: int, full: bool) -> None:
+    text = f"""vllm:num_requests_running{{engine="0"}} 1.0
+vllm:cache_config_info{{block_size="16",engine="0",num_gpu_blocks="64"}} 1.0
+vllm:tollbridge_pinned_blocks{{engine="0"}} {pinned}.0
+vllm:tollbridge_max_pinned_blocks{{engine="0"}} 32.0
+vllm:tollbridge_waiting_prefill_tokens{{engine="0"}} 700.0
+"""
+    told = from_metrics(text.encode(), known=Report())
+    assert told is not None
+    assert (told.pinned_tokens, told.pinned_full, told.waiting_prefill_tokens) == (16 * pinned, full, 700)
 
 
 def test_the_fake_engine_speaks_the_same_words() -> None:

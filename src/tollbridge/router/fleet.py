@@ -76,11 +76,7 @@ class Worker:
     @property
     def pinned_full(self) -> bool:
         """Whether it said last that it holds as many pinned blocks as it may."""
-        engine = self.status.get("engine")
-        if not isinstance(engine, dict):
-            return False
-        bound, pinned = engine.get("max_pinned_blocks"), engine.get("num_pinned_blocks")
-        return isinstance(bound, int) and isinstance(pinned, int) and 0 < bound <= pinned
+        return self.load.report.pinned_full
 
     def serves(self, model: str | None) -> bool:
         return model is None or any(card.get("id") == model for card in self.models)

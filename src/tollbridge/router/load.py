@@ -24,6 +24,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     free_kv_tokens: int | None = None
     total_kv_tokens: int | None = None
     pinned_tokens: int = 0
+    pinned_full: bool = False  # it holds as much finished KV that nobody has fetched as it may
     mean_prompt_tokens: float = 0.0  # of the requests so far
     num_sending: int | None = None
     sending_bytes: float = 0.0

@@ -19,6 +19,9 @@ _WANTED = (
     b"vllm:cache_config_info",
     b"vllm:request_prompt_tokens_sum",
     b"vllm:request_prompt_tokens_count",
+    b"vllm:tollbridge_pinned_blocks",  # these are our connector's
+    b"vllm:tollbridge_max_pinned_blocks",
+    b"vllm:tollbridge_waiting_prefill_tokens",
 )
 
 
@@ -29,6 +32,7 @@ class _Engine(msgspec.Struct, frozen=True):
     num_blocks: int = 0
     num_free_blocks: int = 0
     num_pinned_blocks: int = 0
+    max_pinned_blocks: int = 0
     waiting_prefill_tokens: int | None = None
     max_num_batched_tokens: int = 0
 
@@ -63,6 +67,7 @@ def from_status(status: Mapping[str, Any]) -> Report | None:
         free_kv_tokens=engine.num_free_blocks * block if engine.num_blocks else None,
         total_kv_tokens=engine.num_blocks * block if engine.num_blocks else None,
         pinned_tokens=engine.num_pinned_blocks * block,
+        pinned_full=0 < engine.max_pinned_blocks <= engine.num_pinned_blocks,
         num_sending=send.active if send else None,
         sending_bytes=send.pending_bytes if send else 0.0,
         num_receiving=receive.active if receive else None,
@@ -73,8 +78,8 @@ def from_status(status: Mapping[str, Any]) -> Report | None:
 def from_metrics(text: bytes, *, known: Report) -> Report | None:
     """Return what a vLLM server's /metrics say, summed over its data-parallel engines; None when they are not vLLM's.
 
-    What they do not say stays as `known`. How many prompt tokens wait is not among it: the mean prompt, times the
-    requests that wait, has to do.
+    What they do not say stays as `known`. How many prompt tokens wait, only our connector says: with others the mean
+    prompt, times the requests that wait, has to do.
     """
     wanted = b"\n".join(line for line in text.splitlines() if line.startswith(_WANTED))
     try:
@@ -86,12 +91,17 @@ def from_metrics(text: bytes, *, known: Report) -> Report | None:
         return None
     total, free, block = _room(samples)
     prompts = _sum(samples, "vllm:request_prompt_tokens_count")
+    pinned, bound = (_sum(samples, f"vllm:tollbridge_{name}") for name in ("pinned_blocks", "max_pinned_blocks"))
+    waiting = "vllm:tollbridge_waiting_prefill_tokens"
     return Report(
         block_size=block,
         kv_bytes_per_token=known.kv_bytes_per_token,
         max_num_batched_tokens=known.max_num_batched_tokens,
         num_running=int(_sum(samples, "vllm:num_requests_running")),
         num_waiting=int(_sum(samples, "vllm:num_requests_waiting")),
+        waiting_prefill_tokens=int(_sum(samples, waiting)) if any(each.name == waiting for each in samples) else None,
+        pinned_tokens=int(pinned) * block,
+        pinned_full=0 < bound <= pinned,
         free_kv_tokens=free,
         total_kv_tokens=total,
         mean_prompt_tokens=_sum(samples, "vllm:request_prompt_tokens_sum") / prompts if prompts else 0.0,
