@@ -35,6 +35,7 @@ def pair(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
     """Two servers with all that a production one may have switched on: tokenizer, tool parser, an adapter "poet"."""
     args = (
         "--max-model-len", "2048", "--max-num-batched-tokens", str(CHUNK),
+        "--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}',
         "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
         "--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"poet={models('lora')}",
     )  # fmt: skip

@@ -125,6 +125,7 @@ async def test_a_request_that_starves_gets_pinned_blocks(pair: Pair) -> None:
     assert tokens(await pair.complete(pair.p, big, 12)) == await pair.local(big)
     after = await pair.metric(pair.p, "vllm:tollbridge_failures_total", side="send", reason="pinned_bound")
     assert after == before + 1
+    await pair.release(keys[0])
     assert await pair.idle()
 
 

@@ -153,6 +153,48 @@ class TestSampling:
         assert len(asked.choice["prompt_logprobs"]) == 200
 
 
+class TestStructure:
+    async def test_json_schema(self, router: Routed) -> None:
+        schema = {
+            "type": "object", "additionalProperties": False, "required": ["open", "toll"],
+            "properties": {"open": {"type": "boolean"}, "toll": {"enum": ["penny", "pound"]}},
+        }  # fmt: skip
+        shape = {"type": "json_schema", "json_schema": {"name": "bridge", "schema": schema}}
+        split, local = await router.both(
+            {"messages": QUESTION, "response_format": shape, "max_tokens": 60, "ignore_eos": False},
+            path="/v1/chat/completions",
+        )
+        assert split.choice["message"]["content"] == local.choice["message"]["content"]
+        assert json.loads(split.choice["message"]["content"]).keys() == {"open", "toll"}
+
+    async def test_structured_outputs(self, router: Routed) -> None:
+        body = {"prompt": prompt(150, seed=740), "structured_outputs": {"choice": ["yes", "no"]}, "ignore_eos": False}
+        split, local = await router.both(body)
+        assert split.choice["text"] == local.choice["text"]
+        assert split.choice["text"] in ("yes", "no")
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_tools(self, router: Routed, stream: bool) -> None:
+        parameters = {"type": "object", "required": ["cart"], "additionalProperties": False}
+        parameters |= {"properties": {"cart": {"enum": ["light", "heavy"]}}}
+        tool = {"type": "function", "function": {"name": "toll", "description": "A toll.", "parameters": parameters}}
+        body = {"messages": QUESTION, "tools": [tool], "max_tokens": 80, "ignore_eos": False, "stream": stream}
+        body["tool_choice"] = {"type": "function", "function": {"name": "toll"}}
+        split = await router.ask(body | {"cache_salt": "split"}, path="/v1/chat/completions")
+        local = await router.ask(body | {"cache_salt": "local"}, path="/v1/chat/completions", local=True)
+        assert (await router.happened(split.decision["id"]))["split_verified"] is True
+        assert calls_of(split, stream) == calls_of(local, stream)
+        assert calls_of(split, stream)[0] == "toll"
+
+
+def calls_of(asked: Asked, stream: bool) -> tuple[str, str]:
+    """Return name and arguments of the one tool call."""
+    answers = asked.chunks if stream else [asked.json]
+    said = [choice["delta" if stream else "message"] for answer in answers for choice in answer["choices"]]
+    functions = [call["function"] for each in said for call in each.get("tool_calls") or ()]
+    return "".join(f.get("name") or "" for f in functions), "".join(f.get("arguments") or "" for f in functions)
+
+
 class TestKeys:
     """KV computed from something else must never be taken: digest and cache keys."""
 
