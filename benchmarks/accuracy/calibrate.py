@@ -20,9 +20,9 @@ from benchmarks.support.client import Stream
 from benchmarks.support.fleet import Fleet
 from benchmarks.support.netns import Link
 
-LENGTHS = (24, 48, 96, 192, 384, 512, 704, 896)
-STREAMS = (1, 2, 4, 6)
-REPETITIONS = 3
+LENGTHS, QUICK_LENGTHS = (24, 48, 96, 192, 384, 512, 704, 896), (24, 96, 384, 640)
+STREAMS, QUICK_STREAMS = (1, 2, 4, 6), (1, 4)
+REPETITIONS = 3  # a smoke test takes one
 SPLIT_TOKENS = {"10": 64, "30": 128, "60": 256, "200": 512, "free": 640}  # about a second or two of wire
 
 
@@ -40,17 +40,17 @@ class Measured:
 
 
 def main() -> None:
-    link, names, out = sys.argv[1], sys.argv[2].split(","), Path(sys.argv[3])
-    measured = asyncio.run(measure(Link(link), names))
+    link, names, out, quick = sys.argv[1], sys.argv[2].split(","), Path(sys.argv[3]), sys.argv[4] == "quick"
+    measured = asyncio.run(measure(Link(link), names, quick=quick))
     out.write_text(json.dumps(asdict(measured), indent=1) + "\n")
 
 
-async def measure(link: Link, names: list[str]) -> Measured:
+async def measure(link: Link, names: list[str], *, quick: bool = False) -> Measured:
     """Return the measurements, the links called `names` among them."""
     async with drive.stack(drive.workers(), link, {}) as (fleet, session):
         book = drive.Book(Path("/dev/null"))
         bench = drive.Bench(fleet, session, book, cells.Speed(0.0, 0.0))
-        meter = _Meter(fleet, session, bench)
+        meter = _Meter(fleet, session, bench, quick)
         speed = await bench.calibrate()
         prefills, overheads = await meter.prefills()
         steps = await meter.steps()
@@ -62,13 +62,15 @@ async def measure(link: Link, names: list[str]) -> Measured:
 
 
 class _Meter:
-    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, bench: drive.Bench) -> None:
+    def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, bench: drive.Bench, quick: bool) -> None:
         self._fleet, self._session, self._bench = fleet, session, bench
+        self._lengths, self._streams = (QUICK_LENGTHS, QUICK_STREAMS) if quick else (LENGTHS, STREAMS)
+        self._repetitions = 1 if quick else REPETITIONS
 
     async def prefills(self) -> tuple[list[tuple[int, float]], list[float]]:
         found, overheads = [], []
-        for num_tokens in LENGTHS:
-            for _ in range(2 * REPETITIONS):  # both engines, in turn
+        for num_tokens in self._lengths:
+            for _ in range(2 * self._repetitions):  # both engines, in turn
                 result = await self._bench.ask(self._fleet.url("router"), num_tokens, 2, policy="local")
                 report = (await self._happened(result))["decode_report"]
                 found.append((num_tokens, float(report["prefill_s"])))
@@ -78,7 +80,7 @@ class _Meter:
     async def steps(self) -> list[tuple[int, float]]:
         found = []
         for name in ("p0", "d0"):
-            for number in STREAMS:
+            for number in self._streams:
                 url = self._fleet.url(name)
                 each = await asyncio.gather(*(self._bench.ask(url, 16, 40) for _ in range(number)))
                 gaps = [gap for result in each for gap in result.gaps_s()[8:]]
@@ -88,7 +90,7 @@ class _Meter:
     async def link(self, num_tokens: int) -> tuple[float, list[tuple[int, float]]]:
         """Return the goodput, from KV that prefill has cached, and the TTFT of splits that compute it."""
         rates, splits = [], []
-        for _ in range(REPETITIONS):
+        for _ in range(self._repetitions):
             cold = await self._bench.ask(self._fleet.url("router"), num_tokens, 4, policy="split")
             splits.append((num_tokens, cold.ttft_s))
             prompt = self._bench.prompt(num_tokens)

@@ -71,11 +71,12 @@ class NotPredictedError(RuntimeError):
 # --- steps
 
 
-def calibrate(out: Path = MEASURED, links: Sequence[str] = LINKS) -> None:
+def calibrate(out: Path = MEASURED, links: Sequence[str] = LINKS, *, quick: bool = False) -> None:
     """Measure engines and links."""
     with link() as made:
         command = [
             sys.executable, "-m", "benchmarks.accuracy.calibrate", made.name, ",".join(links), str(out.absolute()),
+            "quick" if quick else "whole",
         ]  # fmt: skip
         subprocess.run(made.command("a", command), check=True, stdout=sys.stderr)
 
@@ -136,7 +137,7 @@ def _committed(path: Path) -> str:
 def _quick() -> ClaimResult:
     with tempfile.TemporaryDirectory() as folder:
         measured_file, out = Path(folder) / "measured.json", Path(folder) / "out.jsonl"
-        calibrate(measured_file, [QUICK_CELL.partition("-")[0]])
+        calibrate(measured_file, [QUICK_CELL.partition("-")[0]], quick=True)
         measured = json.loads(measured_file.read_text())
         predictions = predict(measured, [QUICK_CELL], 1, QUICK_WINDOW_S)
         _drive([QUICK_CELL], 1, QUICK_WINDOW_S, measured, out, 150.0)
