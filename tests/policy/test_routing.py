@@ -9,7 +9,7 @@ from tollbridge.policy.registry import find
 from tollbridge.policy.routing import kv_cost
 from tollbridge.policy.views import FleetView, RequestView, WorkerView
 
-NAMES = ("round-robin", "least-loaded", "kv-aware")
+NAMES = ("round-robin", "least-loaded", "dynamo-kv", "kv-aware")
 
 
 def w(name: str, **more: object) -> WorkerView:
@@ -57,6 +57,14 @@ def test_kv_aware_leaves_a_busy_worker_alone() -> None:
     assert chosen("kv-aware", w("a"), busy, prompt_tokens=512, cached={"b": 496}) == "a"
 
 
+def test_kv_aware_waits_where_dynamo_makes_a_copy() -> None:
+    """A prompt of 20 blocks, 19 of them cached on a worker with 40 blocks in use: one more copy would evict as many."""
+    busy = w("b", used_kv_tokens=40 * 16)
+    request = {"prompt_tokens": 320, "cached": {"b": 304}}
+    assert chosen("dynamo-kv", w("a"), busy, **request) == "a"
+    assert chosen("kv-aware", w("a"), busy, **request) == "b"
+
+
 def test_a_tie_goes_to_whoever_has_less_to_do() -> None:
     assert chosen("kv-aware", w("a", num_decodes=1), w("b")) == "b"
     assert chosen("kv-aware", w("a", num_served=1), w("b")) == "b"
@@ -68,3 +76,4 @@ def test_the_cost_is_dynamos() -> None:
     assert kv_cost(request, w("a", waiting_prefill_tokens=64, used_kv_tokens=480)) == (64 + 160) / 16 + 30 + 10
     assert kv_cost(request, w("b", block_size=32)) == 10 + 10
     assert kv_cost(RequestView(id="r", body_bytes=640), w("a")) == 10 + 10
+    assert kv_cost(request, w("a", waiting_prefill_tokens=64), weight=2.0) == (64 + 320) / 16 + 20

@@ -26,24 +26,42 @@ def least_in_flight(request: RequestView, fleet: FleetView) -> Decision:
     return _alone(request, "least-loaded", worker, f"{worker.name} has the fewest requests in flight.")
 
 
+def dynamo_kv(request: RequestView, fleet: FleetView) -> Decision:
+    """Serve where Dynamo's KV router would."""
+    return _cheapest(request, fleet, "dynamo-kv", weight=1.0)
+
+
 def kv_aware(request: RequestView, fleet: FleetView) -> Decision:
-    """Serve where Dynamo's KV router would: least cost in blocks, see `kv_cost`."""
-    worker = _least(fleet, lambda each: (kv_cost(request, each), each.num_in_flight, each.num_served, each.name))
-    cached = request.cached.get(worker.name, 0)
-    why = f"{worker.name} costs least: {kv_cost(request, worker):.1f} blocks, {cached} tokens cached."
-    return _alone(request, "kv-aware", worker, why, terms={"cost_blocks": kv_cost(request, worker)})
+    """Serve where the prompt costs least, to this worker and to those whose prefixes it displaces.
+
+    A prefix that is computed on one more worker evicts as many blocks there, which somebody will have to compute again:
+    so what is missing counts twice. By Dynamo's rule alone a busy worker's prefixes are soon copied to the others, and
+    the caches hold fewer of them (see the claim prefix-routing).
+    """
+    return _cheapest(request, fleet, "kv-aware", weight=2.0)
 
 
-def kv_cost(request: RequestView, worker: WorkerView) -> float:
+def kv_cost(request: RequestView, worker: WorkerView, weight: float = 1.0) -> float:
     """Return the blocks to prefill there before and for this request, plus those in use and those to come.
 
     Dynamo 1.6, KV router: prefill_load_scale x max(0, active prefill + prompt - overlap) + active decode + incoming.
+    `weight` multiplies what this prompt adds.
     """
     num_tokens = request.prompt_tokens
     prompt = request.body_bytes // BYTES_PER_TOKEN if num_tokens is None else num_tokens
     missing = max(prompt - request.cached.get(worker.name, 0), 0)
-    prefill = worker.waiting_prefill_tokens + missing
-    return (PREFILL_LOAD_SCALE * prefill + worker.used_kv_tokens + missing) / worker.block_size
+    prefill = PREFILL_LOAD_SCALE * (worker.waiting_prefill_tokens + weight * missing)
+    return (prefill + worker.used_kv_tokens + weight * missing) / worker.block_size
+
+
+def _cheapest(request: RequestView, fleet: FleetView, policy: str, *, weight: float) -> Decision:
+    def key(worker: WorkerView) -> tuple[float, int, int, str]:
+        return kv_cost(request, worker, weight), worker.num_in_flight, worker.num_served, worker.name
+
+    worker = _least(fleet, key)
+    cost, cached = kv_cost(request, worker, weight), request.cached.get(worker.name, 0)
+    why = f"{worker.name} costs least: {cost:.1f} blocks, {cached} tokens cached."
+    return _alone(request, policy, worker, why, terms={"cost_blocks": cost})
 
 
 def _least(fleet: FleetView, key: Callable[[WorkerView], tuple[Any, ...]]) -> WorkerView:
@@ -68,4 +86,9 @@ def _alone(
     )
 
 
-ROUTING: dict[str, Rule] = {"round-robin": round_robin, "least-loaded": least_in_flight, "kv-aware": kv_aware}
+ROUTING: dict[str, Rule] = {
+    "round-robin": round_robin,
+    "least-loaded": least_in_flight,
+    "dynamo-kv": dynamo_kv,
+    "kv-aware": kv_aware,
+}
