@@ -64,7 +64,8 @@ async def measure(link: Link, names: list[str], *, quick: bool = False) -> Measu
 class _Meter:
     def __init__(self, fleet: Fleet, session: aiohttp.ClientSession, bench: drive.Bench, quick: bool) -> None:
         self._fleet, self._session, self._bench = fleet, session, bench
-        self._lengths, self._streams = (QUICK_LENGTHS, QUICK_STREAMS) if quick else (LENGTHS, STREAMS)
+        self._lengths = QUICK_LENGTHS if quick else LENGTHS
+        self._streams = QUICK_STREAMS if quick else STREAMS
         self._repetitions = 1 if quick else REPETITIONS
 
     async def prefills(self) -> tuple[list[tuple[int, float]], list[float]]:
