@@ -9,8 +9,9 @@ from typing import Any
 
 import aiohttp
 
-from tests.vllm.pair import SECRET, Pair
+from tests.vllm.pair import SECRET, Pair, Server
 from tollbridge.config.cluster import ClusterConfig, RouterConfig, WorkerConfig
+from tollbridge.policy.views import Prefer
 from tollbridge.router.limits import Limits
 from tollbridge.router.main import listening
 from tollbridge.wire import sse
@@ -19,6 +20,7 @@ from tollbridge.wire import sse
 @asynccontextmanager
 async def routed(pair: Pair, limits: Limits | None = None) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
     """Run a router that splits everything; yield its URL and a client."""
+    sides: list[tuple[str, Prefer, Server]] = [("p", "prefill", pair.p), ("d", "decode", pair.d)]
     workers = [
         WorkerConfig(
             name=name,
@@ -28,7 +30,7 @@ async def routed(pair: Pair, limits: Limits | None = None) -> AsyncIterator[tupl
             url=server.url,
             kv=f"127.0.0.1:{server.kv_port}",
         )
-        for name, prefer, server in (("p", "prefill", pair.p), ("d", "decode", pair.d))
+        for name, prefer, server in sides
     ]
     cluster = ClusterConfig(router=RouterConfig(port=0, policy="split"), workers=workers)
     async with listening(cluster, SECRET.encode(), limits=limits) as url, aiohttp.ClientSession() as session:
