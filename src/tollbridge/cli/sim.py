@@ -22,7 +22,7 @@ def sim(
     seed: Annotated[int, Parameter(help="The same seed gives the same result.")] = 1,
     search: Annotated[bool, Parameter(help="Look for the placement and ratio with the best goodput per GPU.")] = False,
     seeds: Annotated[int, Parameter(help="How many seeds a search takes.")] = 5,
-    step_by_step: Annotated[bool, Parameter(help="Simulate each decode step: slower, exact in tight caches.")] = False,
+    step_by_step: Annotated[bool, Parameter(help="Simulate each decode step by itself: slower, the same.")] = False,
     json: Annotated[bool, Parameter(help="Print one JSON document.")] = False,
 ) -> int:
     """Compare policies on a simulated fleet, or look for the best placement."""

@@ -5,7 +5,7 @@ arrives meanwhile waits for its end. Prefill publishes each layer as it is compu
 
 `fast` computes decode steps ahead: when nothing waits, all that can happen before the next request ends is a command,
 and that takes effect between two steps. The steps until then are planned as one event, and cut short if a command
-comes. `sched/ahead.py` applies them; the results are the same where the cache has room (tests/sim/test_ahead.py).
+comes. `sched/ahead.py` applies them; the results are the same bit for bit (tests/sim/test_ahead.py).
 """
 
 from __future__ import annotations
@@ -144,6 +144,7 @@ class SimWorker:
 
     def flush_events(self) -> None:
         """Hand the KV events so far to whoever listens."""
+        self._catch_up()
         events = self.pool.take_events()
         if events:
             self.on_events(self.name, events)
