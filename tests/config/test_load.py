@@ -70,6 +70,7 @@ def test_a_file_with_comments_only_is_all_defaults(cluster_file: Path) -> None:
         ("slo: {ttft_s: -1}", "slo.ttft_s is -1, but must be a number above 0."),
         ("slo: {ttft_s: .nan}", "slo.ttft_s is NaN, but must be a number above 0."),
         ("transfer: {streams: 0}", 'transfer.streams is 0, but must be "auto" or a whole number of at least 1.'),
+        ("engine: {threads: 100000000}", "threads is 100000000, but must be a whole number from 1 to 1024 or null."),
         ("router: {on_no_prefill: no}", 'router.on_no_prefill is false, but must be "local" or "fail".'),
         ("workers: 3", "workers is 3, but must be a list."),
         ("model: ''", 'model is empty: name a model, such as "smollm2".'),

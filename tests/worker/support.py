@@ -94,7 +94,7 @@ class Client:
 @asynccontextmanager
 async def serving(engine: Engine, events: EventPublisher | None = None, **door_options: Any) -> AsyncIterator[Client]:
     door = make_door(engine, **door_options)
-    server = await listen(build_app(door, events), "127.0.0.1", 0)
+    server = await listen(build_app(door, events), door.limits, "127.0.0.1", 0)
     try:
         async with aiohttp.ClientSession() as session:
             yield Client(server.url, door, session, engine)

@@ -244,7 +244,7 @@ async def test_port_in_use_is_a_startup_error(client: Client) -> None:
 
     port = int(client.url.rpartition(":")[2])
     with pytest.raises(StartupError, match=str(port)):
-        await listen(build_app(client.door), "127.0.0.1", port)
+        await listen(build_app(client.door), client.door.limits, "127.0.0.1", port)
 
 
 async def test_keep_alive_survives_a_refusal(client: Client) -> None:

@@ -19,7 +19,6 @@ from tollbridge.policy import registry
 from tollbridge.router import fanout, forward, ingress, openapi, views
 from tollbridge.router.admission import Admission
 from tollbridge.router.answers import Handler, errors_as_json, json_answer
-from tollbridge.router.bodies import Bodies
 from tollbridge.router.budget import RetryBudget
 from tollbridge.router.client import Client
 from tollbridge.router.context import Context
@@ -39,6 +38,7 @@ from tollbridge.router.tenants import Tenants
 from tollbridge.router.tokenizer import maybe_folder
 from tollbridge.router.tokens import Tokens
 from tollbridge.router.upstream import Upstream
+from tollbridge.wire.bodies import Bodies
 
 CONTEXT = web.AppKey("context", Context)
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -94,7 +94,12 @@ def make_context(
         budget=RetryBudget(fraction=limits.retry_fraction, burst=limits.retry_burst),
         tenants=tenants,
         admission=admission,
-        bodies=Bodies(limits),
+        bodies=Bodies(
+            who="router",
+            timeout_s=limits.body_timeout_s,
+            idle_s=limits.body_idle_s,
+            max_bytes=limits.max_bodies_bytes,
+        ),
     )
 
 

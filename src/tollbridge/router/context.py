@@ -12,7 +12,6 @@ from tollbridge.clock import Clock
 from tollbridge.config.cluster import ClusterConfig
 from tollbridge.obs.tracing import Tracer
 from tollbridge.router.admission import Admission
-from tollbridge.router.bodies import Bodies
 from tollbridge.router.budget import RetryBudget
 from tollbridge.router.decisions import Decisions
 from tollbridge.router.fleet import Fleet
@@ -25,6 +24,7 @@ from tollbridge.router.release import Releaser
 from tollbridge.router.tenants import Tenants
 from tollbridge.router.tokens import Tokens
 from tollbridge.router.upstream import Upstream
+from tollbridge.wire.bodies import Bodies
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from aiohttp import web
 from tollbridge.config.cluster import RouterConfig
 from tollbridge.errors import RequestError
 from tollbridge.policy import registry
-from tollbridge.router.bodies import Bodies
+from tollbridge.wire.bodies import Bodies
 
 OVERRIDE_HEADER = "x-tollbridge-policy"
 PRIORITY_HEADER = "x-tollbridge-priority"  # lower is served earlier, among the requests of one tenant

@@ -20,8 +20,8 @@ from tollbridge.config.cluster import ClusterConfig, RouterConfig
 from tollbridge.errors import ConfigError, StartupError, TollbridgeError
 from tollbridge.obs.tracing import Tracer, make_tracer
 from tollbridge.router.app import make_app, make_context
-from tollbridge.router.guard import Connections
 from tollbridge.router.limits import Limits
+from tollbridge.wire.connections import Connections
 from tollbridge.wire.ready import Ready
 
 log = logging.getLogger("tollbridge.router")
@@ -76,7 +76,9 @@ async def listening(
     assert runner.server is not None
     connections = Connections(
         runner.server,
-        limits,
+        who="router",
+        max_connections=limits.max_connections,
+        head_timeout_s=limits.head_timeout_s,
         access_log=None,
         auto_decompress=False,
         lingering_time=limits.linger_s,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import re
 import secrets
@@ -11,9 +10,10 @@ from typing import Literal
 from aiohttp import web
 
 from tollbridge.errors import RequestError
+from tollbridge.wire.bodies import Bodies
 from tollbridge.wire.openai import ChatCompletionRequest, CompletionRequest
 from tollbridge.worker import legs
-from tollbridge.worker.door import Door, Limits
+from tollbridge.worker.door import Door
 from tollbridge.worker.job import Job
 from tollbridge.worker.parse import parse
 from tollbridge.worker.sampling import Asked, check_single, sampling_params
@@ -25,35 +25,29 @@ _serial = itertools.count()
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 
 
-async def completion_job(door: Door, http: web.Request) -> Job:
+async def completion_job(door: Door, http: web.Request, body: bytes) -> Job:
     """Admit `POST /v1/completions`; RequestError names what is wrong."""
     arrival_s = door.clock.monotonic()
-    asked = parse(await read_body(http, door.limits), CompletionRequest)
+    asked = parse(body, CompletionRequest)
     door.check_model(asked.model)
     check_single(asked)
     return _job(door, http, asked, await door.prompts.completion(asked), "completion", arrival_s)
 
 
-async def chat_job(door: Door, http: web.Request) -> Job:
+async def chat_job(door: Door, http: web.Request, body: bytes) -> Job:
     """Admit `POST /v1/chat/completions`."""
     arrival_s = door.clock.monotonic()
-    asked = parse(await read_body(http, door.limits), ChatCompletionRequest)
+    asked = parse(body, ChatCompletionRequest)
     door.check_model(asked.model)
     check_single(asked)
     return _job(door, http, asked, await door.prompts.chat(asked), "chat", arrival_s)
 
 
-async def read_body(http: web.Request, limits: Limits) -> bytes:
-    """Return the whole body; 413 when it is too large (before reading it, if it says so), 408 when it is too slow."""
+async def read_body(http: web.Request, bodies: Bodies) -> bytes:
+    """Return the whole body; RequestError when it is compressed, else what `Bodies.read` raises."""
     if http.headers.get("Content-Encoding", "identity") != "identity":
         raise RequestError("Compressed request bodies are not supported: send the JSON as it is.")
-    if (http.content_length or 0) > limits.max_body_bytes:
-        raise web.HTTPRequestEntityTooLarge(max_size=limits.max_body_bytes, actual_size=http.content_length or 0)
-    try:
-        async with asyncio.timeout(limits.body_timeout_s):
-            return await http.read()
-    except TimeoutError:
-        raise web.HTTPRequestTimeout from None
+    return await bodies.read(http)
 
 
 def request_id(http: web.Request) -> str:

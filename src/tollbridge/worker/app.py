@@ -16,6 +16,7 @@ from prometheus_client import generate_latest
 
 import tollbridge
 from tollbridge.errors import RequestError, StartupError, UnavailableError
+from tollbridge.wire.connections import Connections
 from tollbridge.wire.openai import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -28,7 +29,7 @@ from tollbridge.wire.openai import (
 from tollbridge.wire.params import RELEASE_PATH
 from tollbridge.wire.status import WorkerStatus
 from tollbridge.worker.admission import chat_job, completion_job, read_body
-from tollbridge.worker.door import Door
+from tollbridge.worker.door import Door, Limits
 from tollbridge.worker.events import EventPublisher
 from tollbridge.worker.faults import errors_as_json
 from tollbridge.worker.job import Job
@@ -40,7 +41,7 @@ BACKLOG = 2048  # 128 stalls a burst of connections by a second
 SHUTDOWN_TIMEOUT_S = 2.0  # for handlers that still write when the server closes; draining has come before
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Admit = Callable[[Door, web.Request], Awaitable[Job]]
+Admit = Callable[[Door, web.Request, bytes], Awaitable[Job]]
 
 
 def build_app(door: Door, events: EventPublisher | None = None) -> web.Application:
@@ -73,17 +74,19 @@ class Handlers:
         self._door = door
 
     def generating(self, admit: Admit) -> Handler:
-        """Return the handler of a path that generates: it is counted before its body is read."""
+        """Return the handler of a path that generates: it holds a place from when its body has come."""
 
         async def handle(http: web.Request) -> web.StreamResponse:
+            body = await read_body(http, self._door.bodies)
             with self._door.enter():
-                return await serve(self._door, http, await admit(self._door, http))
+                return await serve(self._door, http, await admit(self._door, http, body))
 
         return handle
 
     async def tokenize(self, http: web.Request) -> web.Response:
+        body = await read_body(http, self._door.bodies)
         with self._door.enter():
-            asked = parse(await read_body(http, self._door.limits), TokenizeRequest)
+            asked = parse(body, TokenizeRequest)
             self._door.check_model(asked.model)
             tokens = await self._tokens(asked)
         max_model_len = self._door.engine.info.max_model_len
@@ -98,8 +101,9 @@ class Handlers:
         return await prompts.text(asked.prompt or "", add_special_tokens=asked.add_special_tokens)
 
     async def detokenize(self, http: web.Request) -> web.Response:
+        body = await read_body(http, self._door.bodies)
         with self._door.enter():
-            asked = parse(await read_body(http, self._door.limits), DetokenizeRequest)
+            asked = parse(body, DetokenizeRequest)
             self._door.check_model(asked.model)
             return _json(DetokenizeResponse(prompt=await self._door.prompts.detokenize(asked.tokens)))
 
@@ -132,7 +136,7 @@ class Handlers:
 
     async def release(self, http: web.Request) -> web.Response:
         """Give up a send that nobody will fetch; only the router can sign for it."""
-        body = parse(await read_body(http, self._door.limits), ReleaseRequest)
+        body = parse(await read_body(http, self._door.bodies), ReleaseRequest)
         door = self._door
         params = transfer_params(body.kv_transfer_params, secret=door.secret, now_s=door.clock.wall())
         if params is None or params.role != "prefill":
@@ -169,6 +173,7 @@ class Server:
     """A listening door; `stop` closes the port and ends the handlers."""
 
     runner: web.AppRunner
+    server: asyncio.Server
     host: str
     port: int
 
@@ -178,27 +183,36 @@ class Server:
         return f"http://{host}:{self.port}"
 
     async def stop(self) -> None:
+        self.server.close()
         await self.runner.cleanup()
 
 
-async def listen(app: web.Application, host: str, port: int) -> Server:
+async def listen(app: web.Application, limits: Limits, host: str, port: int) -> Server:
     """Serve `app`; port 0 chooses one. StartupError when the port cannot be had."""
     runner = web.AppRunner(
         app,
-        access_log=None,  # one line per request is written by `generation`
         handler_cancellation=True,  # otherwise a client that leaves never reaches the handler
-        auto_decompress=False,
         shutdown_timeout=SHUTDOWN_TIMEOUT_S,
     )
     await runner.setup()
+    assert runner.server is not None
+    connections = Connections(
+        runner.server,
+        who="worker",
+        max_connections=limits.max_connections,
+        head_timeout_s=limits.head_timeout_s,
+        access_log=None,  # one line per request is written by `generation`
+        auto_decompress=False,
+        lingering_time=limits.linger_s,
+    )
     try:
-        await web.TCPSite(runner, host, port, backlog=BACKLOG).start()
+        server = await asyncio.get_running_loop().create_server(connections, host, port, backlog=BACKLOG)
     except OSError as error:
         await runner.cleanup()
         raise StartupError(
             f"The worker cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}. Choose another port, or 0."
         ) from None
-    return Server(runner=runner, host=host, port=runner.addresses[0][1])
+    return Server(runner=runner, server=server, host=host, port=server.sockets[0].getsockname()[1])
 
 
 def _publishing(events: EventPublisher) -> Callable[[web.Application], AsyncIterator[None]]:

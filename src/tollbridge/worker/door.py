@@ -12,6 +12,7 @@ from tollbridge.engine.base import Engine
 from tollbridge.errors import ModelNotFoundError, OverloadedError, UnavailableError
 from tollbridge.obs.metrics import WorkerMetrics
 from tollbridge.transfer.base import TransferStatistics
+from tollbridge.wire.bodies import Bodies
 from tollbridge.worker.bridge import Bridge
 from tollbridge.worker.prompts import Prompts
 
@@ -32,9 +33,14 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    max_open: int  # requests inside the door: reading, waiting, parked or running
+    max_open: int  # requests inside the door: waiting, parked or running
     max_body_bytes: int
-    body_timeout_s: float = 60.0  # to receive a body
+    max_connections: int = 8192
+    max_bodies_bytes: int = 512 << 20  # being received, all together
+    head_timeout_s: float = 10.0  # to receive the head of a request
+    body_timeout_s: float = 60.0  # the same for its whole body
+    body_idle_s: float = 10.0  # how long a body may stand still
+    linger_s: float = 2.0  # how long a refused body is read and thrown away, so that the client sees the answer
     write_timeout_s: float = 120.0  # for a client that does not read
 
 
@@ -59,7 +65,17 @@ class Door:
     draining: bool = False
     engine_stopped: bool = False  # it refused a request because it had stopped
     num_open: int = 0
+    bodies: Bodies = field(init=False)
     _emptied: asyncio.Event = field(default_factory=asyncio.Event, repr=False)
+
+    def __post_init__(self) -> None:
+        limits = self.limits
+        self.bodies = Bodies(
+            who="worker",
+            timeout_s=limits.body_timeout_s,
+            idle_s=limits.body_idle_s,
+            max_bytes=limits.max_bodies_bytes,
+        )
 
     @contextmanager
     def enter(self) -> Iterator[None]:

@@ -109,7 +109,7 @@ async def serve_until_signal(
     door = make_door(cluster, engine, identity, secret, clock, media.statistics if media else dict)
     try:
         address = parse_address(worker.url, scheme="http://")
-        server = await listen(build_app(door, events), address.host, address.port)
+        server = await listen(build_app(door, events), door.limits, address.host, address.port)
         _say_ready(identity, server)
         await stop.first.wait()
         await _end(door, server, stop.second)

@@ -13,10 +13,9 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from tollbridge.router.limits import Limits
 from tollbridge.wire.openai import ErrorBody, ErrorInfo
 
-log = logging.getLogger("tollbridge.router")
+log = logging.getLogger("tollbridge.http")
 
 _HEAD = (
     "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {size}\r\nConnection: close\r\n{more}\r\n"
@@ -26,10 +25,15 @@ _HEAD = (
 class Connections:
     """Makes the handlers of one server and counts them. Called for every connection."""
 
-    def __init__(self, server: web.Server, limits: Limits, **settings: Any) -> None:
+    def __init__(
+        self, server: web.Server, *, who: str, max_connections: int, head_timeout_s: float, **settings: Any
+    ) -> None:
+        """`who` names the server in sentences ("router"); `settings` are those of aiohttp's handler."""
         self._server = server
         self._settings = settings
-        self.limits = limits
+        self.who = who
+        self.max_connections = max_connections
+        self.head_timeout_s = head_timeout_s
         self.num_open = 0
 
     def __call__(self) -> Connection:
@@ -47,10 +51,9 @@ class Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._connections.num_open += 1
         super().connection_made(transport)
-        if self._connections.num_open > self._connections.limits.max_connections:
-            self._refuse(
-                "503 Service Unavailable", "The router has too many connections: try again later.", "Retry-After: 1\r\n"
-            )
+        if self._connections.num_open > self._connections.max_connections:
+            sentence = f"The {self._connections.who} has too many connections: try again later."
+            self._refuse("503 Service Unavailable", sentence, "Retry-After: 1\r\n")
         else:
             self._await_head()
 
@@ -85,7 +88,7 @@ class Connection(web.RequestHandler):
         return response
 
     def _await_head(self) -> None:
-        limit_s = self._connections.limits.head_timeout_s
+        limit_s = self._connections.head_timeout_s
         self._head_timer = asyncio.get_running_loop().call_later(limit_s, self._late)
 
     def _disarm(self) -> None:
@@ -95,7 +98,7 @@ class Connection(web.RequestHandler):
 
     def _late(self) -> None:
         self._head_timer = None
-        limit_s = self._connections.limits.head_timeout_s
+        limit_s = self._connections.head_timeout_s
         self._refuse("408 Request Timeout", f"The head of the request did not arrive within {limit_s:g} s.")
 
     def _refuse(self, status: str, message: str, more: str = "") -> None:

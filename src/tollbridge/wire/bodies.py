@@ -10,14 +10,17 @@ import asyncio
 from aiohttp import web
 
 from tollbridge.errors import OverloadedError
-from tollbridge.router.limits import Limits
 
 
 class Bodies:
-    """All bodies being received."""
+    """All bodies being received. `who` names the server in sentences ("router")."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, *, who: str, timeout_s: float, idle_s: float, max_bytes: int) -> None:
+        """A body has `timeout_s` in all and may stand still for `idle_s`; all together hold up to `max_bytes`."""
+        self._who = who
+        self._timeout_s = timeout_s
+        self._idle_s = idle_s
+        self._max_bytes = max_bytes
         self.num_bytes = 0
 
     async def read(self, request: web.Request) -> bytes:
@@ -32,17 +35,17 @@ class Bodies:
         pieces: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(self._limits.body_timeout_s) as whole:
+            async with asyncio.timeout(self._timeout_s) as whole:
                 while piece := await self._piece(request):
                     size += len(piece)
                     self.num_bytes += len(piece)
                     if size > most:
                         raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=size)
-                    if self.num_bytes > self._limits.max_bodies_bytes:
-                        raise OverloadedError("The router is receiving too many request bodies: try again later.")
+                    if self.num_bytes > self._max_bytes:
+                        raise OverloadedError(f"The {self._who} is receiving too many request bodies: try again later.")
                     pieces.append(piece)
         except TimeoutError:
-            limit_s = self._limits.body_timeout_s if whole.expired() else self._limits.body_idle_s
+            limit_s = self._timeout_s if whole.expired() else self._idle_s
             raise web.HTTPRequestTimeout(
                 reason=f"The request body did not arrive: more than {limit_s:g} s were taken."
             ) from None
@@ -51,5 +54,5 @@ class Bodies:
         return b"".join(pieces)
 
     async def _piece(self, request: web.Request) -> bytes:
-        async with asyncio.timeout(self._limits.body_idle_s):
+        async with asyncio.timeout(self._idle_s):
             return await request.content.readany()
