@@ -139,9 +139,10 @@ class FakeTokenizer:
     def decode(self, token_ids: list[int]) -> str:
         return " ".join(map(str, token_ids))
 
-    def apply_chat_template(
-        self, messages: list[dict[str, object]], *, add_generation_prompt: bool = True
-    ) -> list[int]:
+    def token_strings(self, token_ids: list[int]) -> list[str]:
+        return [str(token_id) for token_id in token_ids]
+
+    def apply_chat_template(self, messages: list[dict[str, object]], options: object = None) -> list[int]:
         raise NotImplementedError
 
 

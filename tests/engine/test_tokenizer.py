@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tollbridge.engine.base import ChatOptions
 from tollbridge.engine.tokenizer import ModelTokenizer
 from tollbridge.errors import RequestError, StartupError, UnsupportedError
 
@@ -26,7 +27,7 @@ def test_chat_template(tokenizer: ModelTokenizer) -> None:
     ids = tokenizer.apply_chat_template(messages)
     text = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyo<|im_end|>\n"
     assert ids == tokenizer.encode(text + "<|im_start|>assistant\n", add_special_tokens=False)
-    assert tokenizer.apply_chat_template(messages, add_generation_prompt=False) == tokenizer.encode(text)
+    assert tokenizer.apply_chat_template(messages, ChatOptions(add_generation_prompt=False)) == tokenizer.encode(text)
     assert ids.count(1) == 3
     assert ids.count(2) == 2
 
@@ -95,3 +96,29 @@ def test_smollm2(smollm2_dir: Path) -> None:
     assert ids.count(end) == 2  # the default system message, and ours
     assert ids[-4:] == [start, *tokenizer.encode("assistant"), newline]
     assert [tokenizer.decode([one]) for one in tokenizer.encode(" 1234")] == [" ", "1", "2", "3", "4"]
+
+
+def test_tools_that_the_template_does_not_know_are_refused(tokenizer: ModelTokenizer) -> None:
+    options = ChatOptions(tools=[{"type": "function", "function": {"name": "weather"}}])
+    with pytest.raises(UnsupportedError, match="takes no tools") as refused:
+        tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], options)
+    assert refused.value.param == "tools"
+
+
+def test_tools_and_variables_reach_the_template(tiny_model_dir: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{{ tools | tojson }} {{ mood }} {{ messages[0].content }}")
+    made = ModelTokenizer(folder, name="m")
+    options = ChatOptions(tools=[{"type": "function"}], template_kwargs={"mood": "dry"})
+    ids = made.apply_chat_template([{"role": "user", "content": "hi"}], options)
+    assert made.decode(ids) == '[{"type": "function"}] dry hi'
+    for name in ("chat_template", "tokenize", "messages", "tools", "return_dict"):
+        with pytest.raises(RequestError, match=name):
+            made.apply_chat_template([{"role": "user", "content": "hi"}], ChatOptions(template_kwargs={name: "x"}))
+
+
+def test_a_last_message_may_be_left_open(tokenizer: ModelTokenizer) -> None:
+    options = ChatOptions(add_generation_prompt=False, continue_final_message=True)
+    ids = tokenizer.apply_chat_template([{"role": "assistant", "content": "A toll is"}], options)
+    assert ids == tokenizer.encode("<|im_start|>assistant\nA toll is")
+    assert tokenizer.token_strings(ids)[0] == "<|im_start|>"

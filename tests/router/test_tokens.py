@@ -221,6 +221,7 @@ def test_a_template_that_refuses(tiny_model_dir: Path, tmp_path: Path) -> None:
 
 
 def test_the_ids_are_those_of_transformers(tiny_model_dir: Path) -> None:
+    from tollbridge.engine.base import ChatOptions
     from tollbridge.engine.tokenizer import ModelTokenizer
 
     local, theirs = maybe_load(tiny_model_dir), ModelTokenizer(tiny_model_dir, name="tiny")
@@ -231,5 +232,5 @@ def test_the_ids_are_those_of_transformers(tiny_model_dir: Path) -> None:
     talk = [{"role": "system", "content": "Brief."}, *CHAT, {"role": "assistant", "content": "Three."}, *CHAT]
     for prompt in (True, False):
         assert local.chat(talk, add_generation_prompt=prompt) == theirs.apply_chat_template(
-            [dict(each) for each in talk], add_generation_prompt=prompt
+            [dict(each) for each in talk], ChatOptions(add_generation_prompt=prompt)
         )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
-from tollbridge.engine.base import EngineRequest, EngineStatistics, FinishReason, ModelInfo, StepOutput
+from tollbridge.engine.base import ChatOptions, EngineRequest, EngineStatistics, FinishReason, ModelInfo, StepOutput
 from tollbridge.errors import RequestError
 from tollbridge.wire.events import KVEvent
 from tollbridge.wire.params import WorkerReport
@@ -18,6 +19,14 @@ VOCAB_SIZE = 256
 MAX_MODEL_LEN = 128
 
 Script = Callable[[EngineRequest], Iterator[StepOutput]]
+
+_NO_OPTIONS = ChatOptions()
+
+
+def _calls(message: dict[str, Any]) -> str:
+    return "".join(
+        f"{call['function']['name']}{call['function']['arguments']}" for call in message.get("tool_calls", ())
+    )
 
 
 class FakeTokenizer:
@@ -29,13 +38,15 @@ class FakeTokenizer:
     def decode(self, token_ids: list[int]) -> str:
         return bytes(token_ids).decode(errors="replace")
 
-    def apply_chat_template(
-        self, messages: list[dict[str, object]], *, add_generation_prompt: bool = True
-    ) -> list[int]:
+    def token_strings(self, token_ids: list[int]) -> list[str]:
+        return [chr(token_id) for token_id in token_ids]
+
+    def apply_chat_template(self, messages: list[dict[str, object]], options: ChatOptions = _NO_OPTIONS) -> list[int]:
         if messages[0]["role"] == "martian":
             raise RequestError("The chat template knows no role martian.", param="messages")
-        text = "".join(f"<{m['role']}>{m['content']}" for m in messages)
-        return self.encode(text + ("<assistant>" if add_generation_prompt else ""))
+        text = "".join(f"<tool>{tool['function']['name']}" for tool in options.tools or ())
+        text += "".join(f"<{m['role']}>{m['content']}{_calls(m)}" for m in messages)
+        return self.encode(text + ("<assistant>" if options.add_generation_prompt else ""))
 
 
 def letters(request: EngineRequest) -> Iterator[StepOutput]:

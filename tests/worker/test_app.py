@@ -45,6 +45,10 @@ async def test_tokenize_and_back(client: Client) -> None:
     assert (status, answer) == (200, {"count": 2, "max_model_len": 128, "tokens": [104, 105], "token_strs": None})
     _, answer = await client.post("/tokenize", {"messages": [{"role": "user", "content": "hi"}]})
     assert answer["tokens"] == list(b"<user>hi<assistant>")
+    _, answer = await client.post("/tokenize", {"prompt": "hi", "return_token_strs": True})
+    assert answer["token_strs"] == ["h", "i"]
+    _, answer = await client.post("/tokenize", {"prompt": ""})
+    assert (answer["count"], answer["tokens"]) == (0, [])
     _, answer = await client.post("/detokenize", {"tokens": [104, 105]})
     assert answer == {"prompt": "hi"}
     _, answer = await client.post("/detokenize", {"tokens": []})
@@ -56,7 +60,6 @@ async def test_tokenize_and_back(client: Client) -> None:
     [
         ("/tokenize", {}, "either"),
         ("/tokenize", {"prompt": "a", "messages": []}, "either"),
-        ("/tokenize", {"prompt": ""}, "empty"),
         ("/tokenize", {"prompt": "a", "promt": "b"}, "prompt"),
         ("/detokenize", {"tokens": [256]}, "256"),
         ("/detokenize", {"tokens": "a"}, "tokens"),

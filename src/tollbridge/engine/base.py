@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from tollbridge.wire.events import KVEvent
 from tollbridge.wire.params import TransferParams, WorkerReport
@@ -100,6 +100,17 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions:
+    """What shapes the prompt of a chat besides its messages."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False  # the last message is left open
+    add_special_tokens: bool = False  # on top of those that the template writes
+    tools: list[dict[str, Any]] | None = None  # as OpenAI describes them
+    template_kwargs: dict[str, Any] = field(default_factory=dict)  # more variables for the template
+
+
 class Tokenizer(Protocol):
     """Text to token ids and back; safe to call from several threads."""
 
@@ -107,10 +118,15 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: list[int]) -> str: ...
 
-    def apply_chat_template(
-        self, messages: list[dict[str, object]], *, add_generation_prompt: bool = True
-    ) -> list[int]:
-        """Return the prompt's token ids; RequestError when the template refuses the messages."""
+    def token_strings(self, token_ids: list[int]) -> list[str]:
+        """Return each token as the vocabulary writes it."""
+        ...
+
+    def apply_chat_template(self, messages: list[dict[str, object]], options: ChatOptions = ...) -> list[int]:
+        """Return the prompt's token ids.
+
+        RequestError when the template refuses the messages, UnsupportedError for tools that it does not know.
+        """
         ...
 
 

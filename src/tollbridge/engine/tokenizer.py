@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tollbridge.engine.base import ChatOptions
 from tollbridge.engine.detokenizer import IncrementalText
 from tollbridge.engine.model import quiet_transformers
 from tollbridge.errors import RequestError, StartupError, UnsupportedError
+
+_NO_OPTIONS = ChatOptions()
 
 
 class ModelTokenizer:
@@ -24,6 +28,7 @@ class ModelTokenizer:
         self._rust = self._fast.backend_tokenizer
         self._rust.no_padding()
         self._rust.no_truncation()
+        self._reserved = {"messages", *inspect.signature(self._fast.apply_chat_template).parameters}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         # `encode` holds the interpreter lock for the whole text (seconds per MiB), `encode_batch` does not
@@ -35,25 +40,44 @@ class ModelTokenizer:
         text: str = self._rust.decode(token_ids, skip_special_tokens=True)
         return text
 
-    def apply_chat_template(
-        self, messages: list[dict[str, object]], *, add_generation_prompt: bool = True
-    ) -> list[int]:
+    def token_strings(self, token_ids: list[int]) -> list[str]:
+        """Return each token as the vocabulary writes it, an id beyond it as an empty string."""
+        return [self._rust.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def apply_chat_template(self, messages: list[dict[str, object]], options: ChatOptions = _NO_OPTIONS) -> list[int]:
         """Return the prompt's token ids; RequestError when the template refuses the messages."""
         if not self._fast.chat_template:
             raise UnsupportedError(f"Model {self._name} has no chat template; use /v1/completions.", param="messages")
+        self._check(options)
         plain = [_with_plain_content(message) for message in messages]
-        return self.encode(self._render(plain, add_generation_prompt), add_special_tokens=False)
+        return self.encode(self._render(plain, options), add_special_tokens=options.add_special_tokens)
 
     def text_stream(self, prompt_token_ids: Sequence[int], stop: tuple[str, ...]) -> IncrementalText:
         """Start the text of a request."""
         return IncrementalText(self.decode, prompt_token_ids, stop)
 
-    def _render(self, messages: list[dict[str, object]], add_generation_prompt: bool) -> str:
+    def _check(self, options: ChatOptions) -> None:
+        """Refuse tools that the template would pass over in silence, and variables that are no such."""
+        if options.tools and "tools" not in str(self._fast.chat_template):
+            raise UnsupportedError(
+                f'The chat template of {self._name} takes no tools: leave "tools" out, or describe them in a message.',
+                param="tools",
+            )
+        for name in options.template_kwargs:
+            if name in self._reserved:
+                raise RequestError(f'"chat_template_kwargs" must not set "{name}".', param="chat_template_kwargs")
+
+    def _render(self, messages: list[dict[str, object]], options: ChatOptions) -> str:
         from jinja2 import TemplateError
 
         try:
             text: str = self._fast.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=add_generation_prompt
+                messages,
+                tools=options.tools,
+                tokenize=False,
+                add_generation_prompt=options.add_generation_prompt,
+                continue_final_message=options.continue_final_message,
+                **options.template_kwargs,
             )
         except (TemplateError, TypeError, ValueError, KeyError) as error:  # what a template's own code may raise
             raise RequestError(

@@ -53,7 +53,9 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         """Whether a tokenizer and a template are all it takes."""
         if not self.shaping.keys() <= _PLAIN:
             return False
-        return all(isinstance(message.get("content"), str) for message in self.messages or ())
+        return all(
+            isinstance(message.get("content"), str) and "tool_calls" not in message for message in self.messages or ()
+        )
 
     @property
     def num_bytes(self) -> int:

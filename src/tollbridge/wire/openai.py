@@ -46,13 +46,32 @@ class CompletionRequest(_Sampling, frozen=True, kw_only=True):
     return_token_ids: bool = False  # vLLM extension: choices carry `token_ids`
 
 
+class Function(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the model may call. The order of the fields is that in which templates write them."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # a JSON schema
+    strict: bool | UnsetType = UNSET
+
+
+class Tool(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: Function
+
+
 class ChatCompletionRequest(_Sampling, frozen=True, kw_only=True):
     """`POST /v1/chat/completions`."""
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     add_generation_prompt: bool = True  # vLLM extension
+    continue_final_message: bool = False  # vLLM extension
+    chat_template_kwargs: dict[str, Any] | None = None  # vLLM extension
     return_token_ids: bool = False  # vLLM extension
+    tools: list[Tool] | None = None
+    tool_choice: str | Tool | None = None  # "none", "auto", "required", or the name of one
+    parallel_tool_calls: bool = True
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,10 +133,25 @@ class CompletionChoice(_Choice, frozen=True, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET  # with `return_token_ids`; of a stream, in the first chunk
 
 
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    arguments: str  # JSON
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call that the model made; of a stream it comes whole, in one chunk, and has an index."""
+
+    id: str
+    function: FunctionCall
+    type: Literal["function"] = "function"
+    index: int | UnsetType = UNSET
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    content: str
+    content: str | None  # null: nothing but tool calls
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(_Choice, frozen=True, kw_only=True):
@@ -127,6 +161,7 @@ class ChatChoice(_Choice, frozen=True, kw_only=True):
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     content: str
     role: Literal["assistant"] | UnsetType = UNSET  # in the first chunk
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(_Choice, frozen=True, kw_only=True):
@@ -166,15 +201,19 @@ class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
-    add_special_tokens: bool = True  # of a prompt
-    add_generation_prompt: bool = True  # of messages
+    add_special_tokens: bool | None = None  # None: those of a prompt, none of a chat, whose template writes them
+    return_token_strs: bool = False
+    add_generation_prompt: bool = True  # this and all that follows: of messages
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
 
 
 class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     max_model_len: int
     tokens: list[int]
-    token_strs: None = None
+    token_strs: list[str] | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,8 +15,10 @@ from tollbridge.wire.openai import ChatCompletionRequest, CompletionRequest
 from tollbridge.worker import legs
 from tollbridge.worker.door import Door
 from tollbridge.worker.job import Job
+from tollbridge.worker.messages import chat_options
 from tollbridge.worker.parse import parse
 from tollbridge.worker.sampling import Asked, check_single, sampling_params
+from tollbridge.worker.tools import check_tools, maybe_reader
 
 REPORT_HEADER = "x-tollbridge-report"
 REQUEST_ID_HEADER = "x-request-id"
@@ -40,7 +42,9 @@ async def chat_job(door: Door, http: web.Request, body: bytes) -> Job:
     asked = parse(body, ChatCompletionRequest)
     door.check_model(asked.model)
     check_single(asked)
-    return _job(door, http, asked, await door.prompts.chat(asked), "chat", arrival_s)
+    check_tools(asked)
+    prompt_token_ids = await door.prompts.messages(asked.messages, chat_options(asked))
+    return _job(door, http, asked, prompt_token_ids, "chat", arrival_s)
 
 
 async def read_body(http: web.Request, bodies: Bodies) -> bytes:
@@ -84,6 +88,7 @@ def _job(
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.continuous_usage_stats,
         return_token_ids=asked.return_token_ids,
+        tools=maybe_reader(asked) if isinstance(asked, ChatCompletionRequest) else None,
         wants_report=transfer is not None or http.headers.get(REPORT_HEADER) == "1",
         created=int(door.clock.wall()),
         arrival_s=arrival_s,

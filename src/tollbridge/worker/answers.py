@@ -15,6 +15,7 @@ from tollbridge.engine.base import StepOutput
 from tollbridge.wire import openai as wire
 from tollbridge.wire.params import WorkerReport
 from tollbridge.worker.job import Job
+from tollbridge.worker.tools import Said
 
 
 class Answer(Protocol):
@@ -75,8 +76,11 @@ class ChatAnswer:
         self._common = _common(job)
 
     def chunk(self, output: StepOutput, *, first: bool, num_tokens: int) -> bytes:
-        delta = wire.ChatDelta(content=output.text, role="assistant" if first else UNSET)
-        choice = wire.ChatChunkChoice(delta=delta, **_ending(self._job, output, output.token_ids))
+        said = self._said(output.text, is_last=output.finish_reason is not None)
+        delta = wire.ChatDelta(
+            content=said.content, role="assistant" if first else UNSET, tool_calls=said.calls or UNSET
+        )
+        choice = wire.ChatChunkChoice(delta=delta, **self._ending(output, output.token_ids))
         return _encode(
             wire.ChatCompletionChunk(
                 choices=[choice],
@@ -90,8 +94,10 @@ class ChatAnswer:
         return _encode(wire.ChatCompletionChunk(choices=[], usage=usage(self._job, num_tokens, report), **self._common))
 
     def whole(self, text: str, token_ids: list[int], finish: StepOutput) -> bytes:
-        message = wire.ChatMessage(content=text)
-        choice = wire.ChatChoice(message=message, **_ending(self._job, finish, token_ids))
+        said = self._said(text, is_last=True)
+        calls = [msgspec.structs.replace(call, index=UNSET) for call in said.calls]
+        message = wire.ChatMessage(content=said.content or (None if calls else ""), tool_calls=calls or UNSET)
+        choice = wire.ChatChoice(message=message, **self._ending(finish, token_ids))
         return _encode(
             wire.ChatCompletion(
                 choices=[choice],
@@ -101,6 +107,14 @@ class ChatAnswer:
                 **self._common,
             )
         )
+
+    def _said(self, text: str, *, is_last: bool) -> Said:
+        return self._job.tools.feed(text, is_last=is_last) if self._job.tools is not None else Said(content=text)
+
+    def _ending(self, output: StepOutput, token_ids: list[int] | tuple[int, ...]) -> dict[str, Any]:
+        ending = _ending(self._job, output, token_ids)
+        has_called = self._job.tools is not None and self._job.tools.num_calls > 0
+        return ending | {"finish_reason": "tool_calls"} if has_called and output.finish_reason == "stop" else ending
 
 
 def usage(job: Job, num_tokens: int, report: WorkerReport | None) -> wire.Usage:

@@ -34,6 +34,7 @@ from tollbridge.worker.events import EventPublisher
 from tollbridge.worker.faults import errors_as_json
 from tollbridge.worker.job import Job
 from tollbridge.worker.legs import transfer_params
+from tollbridge.worker.messages import chat_options
 from tollbridge.worker.parse import parse
 from tollbridge.worker.serving import serve
 
@@ -89,16 +90,20 @@ class Handlers:
             asked = parse(body, TokenizeRequest)
             self._door.check_model(asked.model)
             tokens = await self._tokens(asked)
+        strings = self._door.prompts.strings(tokens) if asked.return_token_strs else None
         max_model_len = self._door.engine.info.max_model_len
-        return _json(TokenizeResponse(count=len(tokens), max_model_len=max_model_len, tokens=tokens))
+        return _json(
+            TokenizeResponse(count=len(tokens), max_model_len=max_model_len, tokens=tokens, token_strs=strings)
+        )
 
     async def _tokens(self, asked: TokenizeRequest) -> list[int]:
         if (asked.prompt is None) == (asked.messages is None):
             raise RequestError('Send either "prompt" or "messages".', param="prompt")
         prompts = self._door.prompts
         if asked.messages is not None:
-            return await prompts.messages(asked.messages, add_generation_prompt=asked.add_generation_prompt)
-        return await prompts.text(asked.prompt or "", add_special_tokens=asked.add_special_tokens)
+            options = chat_options(asked, add_special_tokens=bool(asked.add_special_tokens))
+            return await prompts.messages(asked.messages, options)
+        return await prompts.tokenize(asked.prompt or "", add_special_tokens=asked.add_special_tokens is not False)
 
     async def detokenize(self, http: web.Request) -> web.Response:
         body = await read_body(http, self._door.bodies)

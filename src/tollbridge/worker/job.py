@@ -7,6 +7,7 @@ from typing import Literal
 
 from tollbridge.engine.base import SamplingParams
 from tollbridge.wire.params import Role, TransferParams
+from tollbridge.worker.tools import ToolReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class Job:
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
+    tools: ToolReader | None  # reads the answer; each job has its own
     wants_report: bool
     created: int  # Unix seconds
     arrival_s: float  # monotonic seconds

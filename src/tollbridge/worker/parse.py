@@ -24,8 +24,6 @@ _ONE = (b"1", b"1.0")
 NEUTRAL: dict[str, tuple[bytes, ...]] = {
     "best_of": (b"1",),
     "chat_template": (),
-    "chat_template_kwargs": (b"{}",),
-    "continue_final_message": (b"false",),
     "echo": (b"false",),
     "frequency_penalty": _ZERO,
     "function_call": (b'"none"',),
@@ -38,7 +36,6 @@ NEUTRAL: dict[str, tuple[bytes, ...]] = {
     "min_p": _ZERO,
     "min_tokens": (b"0",),
     "modalities": (b'["text"]',),
-    "parallel_tool_calls": (b"false",),
     "presence_penalty": _ZERO,
     "priority": (b"0",),
     "prompt_logprobs": (),
@@ -51,8 +48,6 @@ NEUTRAL: dict[str, tuple[bytes, ...]] = {
     "store": (b"false",),
     "structured_outputs": (),
     "suffix": (b'""',),
-    "tool_choice": (b'"none"',),
-    "tools": (b"[]",),
     "top_logprobs": (b"0",),
     "truncate_prompt_tokens": (),
     "use_beam_search": (b"false",),
@@ -109,11 +104,12 @@ def _refuse_unless_neutral(name: str, value: Raw, supported: set[str]) -> None:
 def _wrong_field(error: msgspec.ValidationError) -> RequestError:
     """Turn msgspec's "Expected `int`, got `str` - at `$.max_tokens`" into a sentence that begins with the field."""
     text = str(error)
-    missing = re.search(r"missing required field `(\w+)`", text)
-    if missing:
-        return RequestError(f'Parameter "{missing[1]}" is required.', param=missing[1])
     what, _, path = text.partition(" - at `$.")
     field = path.rstrip("`")
+    missing = re.search(r"missing required field `(\w+)`", text)
+    if missing:
+        name = f"{field}.{missing[1]}" if field else missing[1]
+        return RequestError(f'Parameter "{name}" is required.', param=re.split(r"[.\[]", name)[0])
     param = re.split(r"[.\[]", field)[0] or None
     return RequestError(f'Parameter "{field}": {_lower(what)}.' if field else f"{what}.", param=param)
 

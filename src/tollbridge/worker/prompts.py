@@ -13,13 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from tollbridge.engine.base import ModelInfo, Tokenizer
+from tollbridge.engine.base import ChatOptions, ModelInfo, Tokenizer
 from tollbridge.errors import ContextLengthError, RequestError, UnsupportedError
-from tollbridge.wire.openai import ChatCompletionRequest, CompletionRequest
+from tollbridge.wire.openai import CompletionRequest
+from tollbridge.worker.messages import plain_message
 
 T = TypeVar("T")
-
-MESSAGE_KEYS = ("role", "content", "name")
 
 INLINE_CHARACTERS = 2048  # about a millisecond of tokenizing
 PROBE_CHARACTERS_PER_TOKEN = 6  # common text has 3 to 5: the first probe of a text that is too long says so
@@ -46,30 +45,28 @@ class Prompts:
         self.check_ids(prompt, "prompt")
         return prompt
 
-    async def chat(self, asked: ChatCompletionRequest) -> list[int]:
-        return await self.messages(asked.messages, add_generation_prompt=asked.add_generation_prompt)
-
     async def text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         if not text:
             raise RequestError('Parameter "prompt" must not be empty.', param="prompt")
-        await self._refuse_hopeless(text, "prompt")
-        ids = await self._run(len(text), lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        ids = await self.tokenize(text, add_special_tokens=add_special_tokens)
         if not ids:
             raise RequestError("The prompt has no tokens: give it some text.", param="prompt")
         return ids
 
-    async def messages(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> list[int]:
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the ids of a text, which may be none."""
+        await self._refuse_hopeless(text, "prompt")
+        return await self._run(len(text), lambda: self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    async def messages(self, messages: list[dict[str, Any]], options: ChatOptions) -> list[int]:
         if not messages:
             raise RequestError('Parameter "messages" must not be empty.', param="messages")
         if len(messages) > self._max_tokens:
             raise self._too_long(len(messages), "messages")
-        plain = [_plain_message(index, message) for index, message in enumerate(messages)]
-        text = "".join(str(message["content"]) for message in plain)
-        await self._refuse_hopeless(text, "messages")
-        ids = await self._run(
-            len(text),
-            lambda: self._tokenizer.apply_chat_template(plain, add_generation_prompt=add_generation_prompt),
-        )
+        plain = [plain_message(index, message) for index, message in enumerate(messages)]
+        text = "".join(str(part) for message in plain for part in (message["content"], message.get("tool_calls", "")))
+        await self._refuse_hopeless(text + str(options.tools or ""), "messages")
+        ids = await self._run(len(text), lambda: self._tokenizer.apply_chat_template(plain, options))
         if not ids:
             raise RequestError("The messages have no tokens: give them some text.", param="messages")
         return ids
@@ -78,6 +75,9 @@ class Prompts:
         if ids:
             self.check_ids(ids, "tokens")
         return await self._run(len(ids), lambda: self._tokenizer.decode(ids))
+
+    def strings(self, ids: list[int]) -> list[str]:
+        return self._tokenizer.token_strings(ids)
 
     def check_ids(self, ids: list[int], param: str) -> None:
         """Raise RequestError naming the first id that is not in the vocabulary."""
@@ -132,28 +132,3 @@ def _one_prompt(prompt: str | list[int | str | list[int]]) -> str | list[int]:
     only = prompt[0]
     assert not isinstance(only, int)
     return _one_prompt(only if isinstance(only, str) else list(only))
-
-
-def _plain_message(index: int, message: dict[str, Any]) -> dict[str, object]:
-    """Check a message and join its text parts; what is neither text nor empty is refused."""
-    where = f"messages[{index}]"
-    for key, value in message.items():
-        if key not in MESSAGE_KEYS and value not in (None, [], ""):
-            raise UnsupportedError(f'{where} has "{key[:64]}", which is not supported: leave it out.', param="messages")
-    if not isinstance(message.get("role"), str):
-        raise RequestError(f'{where} needs a "role" that is a string.', param="messages")
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(_text_part(where, part) for part in content)
-    if not isinstance(content, str):
-        raise RequestError(f'{where} needs a "content" that is a string or a list of text parts.', param="messages")
-    return {**{key: message[key] for key in MESSAGE_KEYS if message.get(key) is not None}, "content": content}
-
-
-def _text_part(where: str, part: object) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        raise UnsupportedError(
-            f"{where} has a content part of type {str(kind)[:64]!r}: only text is supported.", param="messages"
-        )
-    return str(part["text"])
