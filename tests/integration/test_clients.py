@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -129,3 +130,37 @@ def wait_idle(stack: Stack, name: str) -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"{name} is not idle: {status}")
+
+
+@pytest.mark.parametrize("policy", ["local", "split"])
+def test_a_client_that_hangs_up_frees_the_engine_within_a_step(stack: Stack, policy: str) -> None:
+    """One step plus 100 ms; the best of three, since the machine may be busy."""
+    workers = [stack.worker_url(name) for name in ("p0", "d0")]
+    assert min(_hang_up(stack.url, workers, policy) for _ in range(3)) < 0.1 + STEP_S
+
+
+STEP_S = 0.05  # of the tiny model: a few milliseconds, and what it takes to ask for the metrics
+
+
+def _hang_up(url: str, workers: list[str], policy: str) -> float:
+    """Return the seconds from a client's end in the middle of its stream until no engine runs anything."""
+    body = json.dumps({"prompt": list(range(10, 60)), "max_tokens": 400, "ignore_eos": True, "stream": True}).encode()
+    where = urlsplit(url)
+    with socket.create_connection((where.hostname, where.port), timeout=20) as client:
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nx-tollbridge-policy: %b\r\nContent-Length: %d\r\n\r\n%b"
+            % (policy.encode(), len(body), body)
+        )
+        said = b""
+        while said.count(b"data: ") < 3:
+            said += client.recv(1 << 16)
+        assert b"[DONE]" not in said
+    start_s = time.monotonic()
+    while any(_num_running(worker) for worker in workers):
+        assert time.monotonic() < start_s + 20
+    return time.monotonic() - start_s
+
+
+def _num_running(worker: str) -> float:
+    lines = get(worker + "/metrics").decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running"))

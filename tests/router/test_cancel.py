@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.support.router_rig import Rig, happens, rig
-from tests.support.stub_worker import Behaviour
+from tests.support.stub_worker import Behaviour, StubWorker
 
 STREAM = {"prompt": "Hello", "max_tokens": 8, "stream": True}
 
@@ -109,6 +109,67 @@ async def test_a_client_that_stops_reading_is_given_up() -> None:
             await happens(r["d0"].departed["local"])
             assert await ended(r, "stuck") == "cancelled"
             assert "took nothing" in (await r.record("stuck"))["happened"]["error"]
+
+
+LONG = ["x" * 65536] * 400  # more than all buffers hold
+
+
+@pytest.mark.parametrize("state", ["no head", "head", "stream", "slow reader", "one request ahead"])
+async def test_the_worker_learns_it_within_100_ms(state: str) -> None:
+    behaviour = {"no head": Behaviour("hang"), "head": Behaviour("head")}.get(state, Behaviour("stall", after=2))
+    async with rig(StubWorker("d0")) as r:
+        d0 = r["d0"]
+        d0.behaviour["local"] = Behaviour() if state == "slow reader" else behaviour
+        d0.tokens = LONG if state == "slow reader" else d0.tokens
+        taken_s = [await _hang_up(r, state, attempt) for attempt in range(3)]
+        assert min(taken_s) < 0.1, taken_s  # the best of three: the machine may be busy
+
+
+async def _hang_up(r: Rig, state: str, attempt: int) -> float:
+    """Return the seconds from a client's end to the worker's noticing it."""
+    d0 = r["d0"]
+    d0.arrived["local"].clear()
+    d0.departed["local"].clear()
+    async with socket_to(r) as (reader, writer):
+        writer.write(request(STREAM, "local", f"r{attempt}"))
+        await happens(d0.arrived["local"])
+        async with asyncio.timeout(5):
+            if state in ("stream", "one request ahead"):
+                await reader.readuntil(b"lo")
+            if state == "one request ahead":
+                writer.write(request(STREAM, "local", f"ahead{attempt}"))
+            if state == "slow reader":
+                await _stuck(d0)
+        writer.transport.abort()
+        start_s = asyncio.get_running_loop().time()
+        await happens(d0.departed["local"])
+    return asyncio.get_running_loop().time() - start_s
+
+
+async def _stuck(worker: StubWorker) -> None:
+    """Wait until the worker cannot write any more: its client's slowness has come through to it."""
+    before = -1
+    while before != worker.num_written:
+        before = worker.num_written
+        await asyncio.sleep(0.1)
+
+
+async def test_a_slow_reader_costs_buffers_and_gets_every_byte() -> None:
+    """The router keeps what two buffers hold, however much the worker has to say."""
+    async with rig(StubWorker("d0")) as r:
+        d0 = r["d0"]
+        d0.tokens = LONG
+        async with socket_to(r) as (reader, writer):
+            writer.write(request(STREAM, "local", "slow"))
+            await happens(d0.arrived["local"])
+            async with asyncio.timeout(20):
+                await _stuck(d0)
+                assert d0.num_written < len(LONG) - 50, "the worker was not stopped"
+                answer = bytearray()
+                while not answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+                    answer += await reader.read(1 << 16)
+            assert answer.count(b"x") >= sum(map(len, LONG))
+            assert answer.count(b"data: ") == len(LONG) + 1
 
 
 async def test_ten_cancelled_splits_do_not_hold_up_the_next() -> None:

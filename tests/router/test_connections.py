@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from urllib.parse import urlsplit
 
 import msgspec
 import pytest
 
-from tests.support.router_rig import PATIENCE_S, QUICK, Rig, rig
+from tests.support.router_rig import PATIENCE_S, QUICK, Rig, happens, rig
+from tests.support.stub_worker import Behaviour
 
 WHOLE = {"prompt": "Hello", "max_tokens": 8}
 FAST = msgspec.structs.replace(
@@ -117,3 +119,46 @@ async def test_bodies_are_bounded_together() -> None:
     async with rig(limits=msgspec.structs.replace(FAST, max_bodies_bytes=50_000)) as r:
         assert (await r.post({"prompt": "a" * 60_000})).status == 429
         assert (await r.post(WHOLE)).status == 200
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
+
+
+def post(body: dict[str, object], num_bytes: int | None = None) -> bytes:
+    raw = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {num_bytes or len(raw)}\r\n\r\n"
+    return head.encode() + raw
+
+
+async def test_one_request_ahead_is_served_in_turn() -> None:
+    async with rig(limits=FAST) as r:
+        reader, writer = await dial(r, post(WHOLE | {"stream": True}) + get("/v1/models"))
+        async with asyncio.timeout(PATIENCE_S):
+            stream = await reader.readuntil(b"\r\n0\r\n\r\n")
+            models = await reader.readuntil(b"]}")
+        assert stream.count(b"HTTP/1.1 200 OK") == 1
+        assert b"[DONE]" in stream
+        assert models.startswith(b"HTTP/1.1 200 OK")
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "ahead",
+    [get("/health") * 2, get("/health") * 5000, post(WHOLE, num_bytes=1 << 30) + b" " * (1 << 20)],
+    ids=["two", "many", "a body"],
+)
+async def test_more_ahead_costs_the_connection_and_frees_the_worker(ahead: bytes) -> None:
+    """Left unread, the connection could not tell that its client is gone."""
+    async with rig(limits=FAST) as r:
+        r["d0"].behaviour["local"] = Behaviour("stall", after=1)
+        r["p0"].behaviour["local"] = Behaviour("stall", after=1)
+        reader, writer = await dial(r, post(WHOLE | {"stream": True}))
+        async with asyncio.timeout(PATIENCE_S):
+            await reader.readuntil(b"Hel")
+            writer.write(ahead)
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+        served = r["d0"] if r["d0"].seen else r["p0"]
+        await happens(served.departed["local"])
+        writer.close()

@@ -44,7 +44,10 @@ class FakeUpstream:
             said.append(b"" if said else await self.decode)
             return said[-1]
 
-        yield SimpleNamespace(status=200, content_type="text/event-stream", content=SimpleNamespace(readany=readany))
+        async def pour(take: Any) -> None:
+            assert not await readany()
+
+        yield SimpleNamespace(status=200, content_type="text/event-stream", readany=readany, pour=pour)
 
 
 class FakeClient:
@@ -52,7 +55,7 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.response: web.StreamResponse | None = None
-        self.gone = False
+        self.gone = self.is_full = False
         self.sent: list[str | bytes] = []
 
     async def begin_stream(self, header: str) -> None:
@@ -60,9 +63,8 @@ class FakeClient:
         self.sent.append(header)
         await asyncio.sleep(0)
 
-    async def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         self.sent.append(data)
-        await asyncio.sleep(0)
 
     async def end_stream(self, last: bytes = b"") -> web.StreamResponse | None:
         self.sent.append(last)

@@ -88,6 +88,7 @@ class StubWorker:
         self.report: dict[str, dict[str, Any]] = {}  # role -> fields of the report that differ
         self.cut: Callable[[bytes], list[bytes]] | None = None  # how a stream is cut into TCP writes
         self.seen: list[Seen] = []
+        self.num_written = 0  # pieces of streams
         self.num_asked = 0  # times that the router asked for tokens
         self.tokenize: Callable[[dict[str, Any]], tuple[dict[str, Any], int]] | None = None  # body -> answer, status
         self.released: asyncio.Queue[str] = asyncio.Queue()  # transfer ids
@@ -247,6 +248,7 @@ class StubWorker:
             events.append(_event({"error": behaviour.error}))
         for piece in self.cut(b"".join(events)) if self.cut else events:
             await response.write(piece)
+            self.num_written += 1
         if behaviour.mode == "stall":
             await asyncio.Event().wait()
         if behaviour.mode == "die":

@@ -1,13 +1,20 @@
-"""The client's side of one request: the head, the pieces, the end. A client that has left raises ClientGoneError."""
+"""The client's side of one request: the head, the pieces, the end. A client that has left raises ClientGoneError.
+
+The pieces of a stream bypass aiohttp: they are framed here and written to the transport, without a task or a coroutine
+between the worker's socket and the client's. Head and end are aiohttp's, which so knows when the connection is free.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import cast
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from tollbridge.router.upstream import ClientGoneError
+from tollbridge.wire.connections import Connection
 
 DECISION_HEADER = "x-tollbridge-decision"
 
@@ -17,12 +24,24 @@ class Client:
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
+        self._connection = cast(Connection, request.protocol)  # of `listening`'s own making
+        self._transport: asyncio.WriteTransport | None = None
+        self._is_chunked = request.version >= HttpVersion11
         self.response: web.StreamResponse | None = None  # set once the head is on its way
 
     @property
     def gone(self) -> bool:
         transport = self._request.transport
         return transport is None or transport.is_closing()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client is slow: more than a buffer's worth waits for it, and `write` should not be called."""
+        return self._connection.writing_paused
+
+    def call_when_free(self, call: Callable[[], None]) -> None:
+        """Call `call` once when the client has read enough to take more. A client that leaves never does."""
+        self._connection.when_free.append(call)
 
     async def begin_stream(self, decision_header: str) -> None:
         """Send the head of a stream of events."""
@@ -33,16 +52,22 @@ class Client:
             DECISION_HEADER: decision_header,
         }
         self.response = web.StreamResponse(headers=headers)
+        if self._is_chunked:
+            self.response.enable_chunked_encoding()
         with _departures():
             await self.response.prepare(self._request)
+            await self.response.write(b"")  # aiohttp keeps a head back until there is something to write
+        self._transport = self._request.transport
 
-    async def write(self, data: bytes) -> None:
-        """Send one piece of the stream; waits when the client is slow."""
-        assert self.response is not None
-        with _departures():
-            await self.response.write(data)
+    def write(self, data: bytes) -> None:
+        """Send one piece of the stream, at once and whatever is still waiting: see `is_full`."""
+        transport = self._transport
+        if transport is None or transport.is_closing():
+            raise ClientGoneError("The client closed its connection.")
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._is_chunked else data)
 
     async def end_stream(self, last: bytes = b"") -> web.StreamResponse:
+        """Send the end, and wait until the client has taken most of it."""
         assert self.response is not None
         with _departures():
             await self.response.write_eof(last)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -117,17 +118,24 @@ class Part(Client):
     def gone(self) -> bool:
         return self._list.client.gone
 
+    @property
+    def is_full(self) -> bool:
+        return self._list.client.is_full
+
+    def call_when_free(self, call: Callable[[], None]) -> None:
+        self._list.client.call_when_free(call)
+
     async def begin_stream(self, decision_header: str) -> None:
         self.response = await self._list.begin(decision_header)
 
-    async def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
         """Hand on the events in `data`; an error event is kept, since it ends the list."""
         merged = b"".join(self._take(event) for event in self._events.feed(data))
         if merged:
-            await self._list.client.write(merged)
+            self._list.client.write(merged)
 
     async def end_stream(self, last: bytes = b"") -> web.StreamResponse:
-        await self.write(last)
+        self.write(last)
         assert self.response is not None
         return self.response
 

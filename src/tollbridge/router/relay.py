@@ -1,19 +1,25 @@
-"""⑥ From the decode leg's answer to the client: I/O around the pure `stream.EventFilter`."""
+"""⑥ From the decode leg's answer to the client: I/O around the pure `stream.EventFilter`.
+
+The first event decides, in the request's task: until then a retry is possible. What follows goes straight through a
+`Pipe`, called by the event loop when the worker's socket has something, while the task waits for the end. A client that
+reads slowly stops the worker's socket, so that at most two buffers wait for it, and has to take one within the idle
+timeout.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
-import aiohttp
 from aiohttp import web
 
 from tollbridge.errors import UnavailableError, UpstreamError
 from tollbridge.router.client import Client
 from tollbridge.router.context import Context
+from tollbridge.router.exchange import Answer
 from tollbridge.router.fleet import Worker
 from tollbridge.router.outcome import Outcome
 from tollbridge.router.stream import EventFilter, take_report, usage_of
-from tollbridge.router.upstream import Deadline, failure_in_event, failure_of, worker_errors
+from tollbridge.router.upstream import Deadline, failure_in_event, failure_of
 from tollbridge.wire import sse
 
 EVENT_STREAM = "text/event-stream"
@@ -40,25 +46,24 @@ class Relay:
         self._begin = begin
         self._finish = finish
         self._idle_s = context.config.router.idle_timeout_s
-        self._has_spoken = False  # the worker of the present attempt
 
     async def answer(
         self,
         worker: Worker,
-        response: aiohttp.ClientResponse,
+        answer: Answer,
         limit: Deadline,
         *,
         hide_usage: bool = False,
         passed: Callable[[bytes], bytes] | None = None,
     ) -> web.StreamResponse:
-        """Relay `response`, whatever its kind; UnavailableError when the worker failed.
+        """Relay `answer`, whatever its kind; UnavailableError when the worker failed.
 
         With `hide_usage` the client did not ask for the usage chunk of the stream; `passed` may change its events.
         """
-        if response.status == 200 and response.content_type == EVENT_STREAM:
+        if answer.status == 200 and answer.content_type == EVENT_STREAM:
             events = EventFilter(self._context.limits.max_event_bytes, hide_usage=hide_usage, passed=passed)
-            return await self._stream(worker, response, limit, events)
-        return await self._whole(worker, response, limit)
+            return await self._stream(worker, answer, limit, events)
+        return await self._whole(worker, answer, limit)
 
     async def finish(self, rest: bytes) -> web.StreamResponse:
         """End a stream whose worker was lost when all but `rest` had been sent."""
@@ -66,45 +71,43 @@ class Relay:
         await self._finish()
         return await self._client.end_stream(rest)
 
-    async def _whole(self, worker: Worker, response: aiohttp.ClientResponse, limit: Deadline) -> web.StreamResponse:
+    async def _whole(self, worker: Worker, answer: Answer, limit: Deadline) -> web.StreamResponse:
         """Relay an answer that is not streamed, or the worker's refusal of the client's mistake."""
         limit.extend(self._idle_s)
-        body = await self._context.upstream.read(worker, response)
-        failure = failure_of(worker, response.status, body)
+        body = await self._context.upstream.read(worker, answer)
+        failure = failure_of(worker, answer.status, body)
         if failure is not None:
             raise failure
         if self._client.response is not None:
             detail = body[:200].decode(errors="replace")
-            raise UnavailableError(f"Worker {worker.name} refused to continue a stream ({response.status}): {detail}")
+            raise UnavailableError(f"Worker {worker.name} refused to continue a stream ({answer.status}): {detail}")
         self._begin()
         self._outcome.came_whole()
         body, report = take_report(body)
         self._outcome.usage = usage_of(body)
-        if response.status == 200:
+        if answer.status == 200:
             self._outcome.decode_done(report)
             self._context.fleet.succeeded(worker)
-        self._outcome.answered(response.status)
+        self._outcome.answered(answer.status)
         limit.waiting_for_client = True
         await self._finish()
-        return await self._client.send_whole(response.status, response.content_type, body, self._outcome.header())
+        return await self._client.send_whole(answer.status, answer.content_type, body, self._outcome.header())
 
-    async def _stream(
-        self, worker: Worker, response: aiohttp.ClientResponse, limit: Deadline, events: EventFilter
-    ) -> web.StreamResponse:
+    async def _stream(self, worker: Worker, answer: Answer, limit: Deadline, events: EventFilter) -> web.StreamResponse:
         """Relay a stream, event by event. The head leaves with the first event: until then a retry is possible."""
-        self._has_spoken = False
-        async for data in _pieces(worker, response, events):
-            if not self._has_spoken:
-                self._has_spoken = True
-                self._context.fleet.succeeded(worker)  # not only at the end: a breaker would wait for it
+        first = await _first(answer, events)
+        if first:
+            self._context.fleet.succeeded(worker)  # not only at the end: a breaker would wait for it
             if self._client.response is None:
                 self._begin()
                 await self._client.begin_stream(self._outcome.header())
-            limit.waiting_for_client = True
-            await self._client.write(data)
-            limit.waiting_for_client = False
-            self._outcome.num_chunks += 1
-            limit.extend(self._idle_s)
+            pipe = Pipe(answer, events, self._client, limit, self._idle_s)
+            try:
+                pipe.write(first)
+                if not events.error:
+                    await answer.pour(pipe)
+            finally:
+                self._outcome.num_chunks += pipe.num_chunks
         limit.waiting_for_client = True
         self._refuse_failure(worker, events)
         return await self._end(worker, events)
@@ -138,15 +141,41 @@ class Relay:
             raise failure
 
 
-async def _pieces(worker: Worker, response: aiohttp.ClientResponse, events: EventFilter) -> AsyncIterator[bytes]:
-    """Yield what may be relayed, as it comes: several events at once when the worker is faster than the client."""
-    content = response.content
-    while True:
-        with worker_errors(worker):
-            chunk = await content.readany()
-        if not chunk:
-            return
-        if data := events.feed(chunk):
-            yield data
-        if events.error:
-            return
+class Pipe:
+    """Takes what the worker says and writes what the client may see, at once."""
+
+    def __init__(self, answer: Answer, events: EventFilter, client: Client, limit: Deadline, idle_s: float) -> None:
+        self._answer, self._events, self._client, self._limit = answer, events, client, limit
+        self._idle_s = idle_s
+        self.num_chunks = 0
+
+    def __call__(self, data: bytes) -> bool:
+        """Pass on the events that `data` completes; False behind an error event."""
+        whole = self._events.feed(data)
+        if whole:
+            self.write(whole)
+        return not self._events.error
+
+    def write(self, whole: bytes) -> None:
+        """Send whole events, several at once when the worker is faster than we are; ClientGoneError."""
+        self._client.write(whole)
+        self.num_chunks += 1
+        self._limit.extend(self._idle_s)
+        if self._client.is_full and not self._limit.waiting_for_client:
+            self._limit.waiting_for_client = True
+            self._answer.pause()
+            self._client.call_when_free(self._go_on)
+
+    def _go_on(self) -> None:
+        self._limit.waiting_for_client = False
+        self._limit.extend(self._idle_s)
+        self._answer.resume()
+
+
+async def _first(answer: Answer, events: EventFilter) -> bytes:
+    """Return the first events that may be relayed, b"" when the stream ends without any."""
+    while chunk := await answer.readany():
+        data = events.feed(chunk)
+        if data or events.error:
+            return data
+    return b""

@@ -1,42 +1,55 @@
-"""The HTTP client towards the workers. Every failure becomes an UpstreamError that names the worker."""
+"""The HTTP client towards the workers. Every failure becomes an UpstreamError that names the worker.
+
+Connections are kept after whole answers, the newest serves first, and those that were idle for too long are closed when
+their worker is next asked, which the health monitor does every second. TLS is the same path: the event loop does it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import io
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+import ssl
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
-import aiohttp
 import msgspec
 
 from tollbridge.errors import OverloadedError, TollbridgeError, UnavailableError, UpstreamError
+from tollbridge.router.exchange import Answer, Exchange, StaleError
 from tollbridge.router.fleet import Worker
+from tollbridge.router.http1 import Origin, request_head
 from tollbridge.router.limits import Limits
 
-_ONE_PIECE_BYTES = 1 << 20
 _QUOTED = 300  # characters of a worker's own error message that are passed on
 
 
+@dataclass(frozen=True, kw_only=True)
+class UpstreamStatistics:
+    """`num_idle` connections are kept for later; the rest counts since start."""
+
+    num_idle: int
+    connects_total: int
+    reuses_total: int
+
+
 class Upstream:
-    """One connection pool for all workers. Use it inside `async with`."""
+    """One pool of connections for all workers. Use it inside `async with`."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._session: aiohttp.ClientSession | None = None
+        self._origins: dict[str, Origin] = {}
+        self._idle: dict[Origin, deque[Exchange]] = {}  # the newest last
+        self._tls: ssl.SSLContext | None = None
+        self._connects = self._reuses = 0
 
     async def __aenter__(self) -> Upstream:
-        # No limit here: `max_concurrent` bounds the requests, and each has two legs at most.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=self._limits.keepalive_s, ttl_dns_cache=10)
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._limits.connect_timeout_s)
-        self._session = aiohttp.ClientSession(
-            connector=connector, timeout=timeout, auto_decompress=False, read_bufsize=1 << 18
-        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._session is not None
-        await self._session.close()
+        for idle in self._idle.values():
+            while idle:
+                idle.pop().abort()
 
     @asynccontextmanager
     async def request(
@@ -47,52 +60,97 @@ class Upstream:
         *,
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
+    ) -> AsyncIterator[Answer]:
         """Send a request and yield the answer once its head arrived. Leaving early closes the connection at once,
 
         which is how a worker learns that nobody wants the rest.
         """
-        assert self._session is not None
-        with worker_errors(worker):
-            response = await self._session.request(
-                method, worker.url + path, data=_payload(body), headers=headers, allow_redirects=False
-            )
+        origin = self._origins.get(worker.url) or self._origins.setdefault(worker.url, Origin.of(worker.url))
+        head = request_head(origin, method, path, headers or {}, None if body is None else len(body))
+        exchange, answer = await self._ask(worker, origin, head, body or b"", again=method == "GET")
         try:
-            yield response
-        finally:
-            response.close()  # returns the connection to the pool if the answer was read to its end
+            yield answer
+        except BaseException:
+            exchange.abort()
+            raise
+        if exchange.is_reusable:
+            self._keep(origin, exchange)
+        else:
+            exchange.abort()
 
-    async def read(self, worker: Worker, response: aiohttp.ClientResponse) -> bytes:
+    async def read(self, worker: Worker, answer: Answer) -> bytes:
         """Return the whole body, bounded."""
         pieces: list[bytes] = []
         size = 0
-        with worker_errors(worker):
-            async for piece in response.content.iter_any():
-                size += len(piece)
-                if size > self._limits.max_answer_bytes:
-                    raise UpstreamError(f"Worker {worker.name} sent an answer of more than {size} bytes.")
-                pieces.append(piece)
+        while piece := await answer.readany():
+            size += len(piece)
+            if size > self._limits.max_answer_bytes:
+                raise UpstreamError(f"Worker {worker.name} sent an answer of more than {size} bytes.")
+            pieces.append(piece)
         return b"".join(pieces)
 
+    def statistics(self) -> UpstreamStatistics:
+        return UpstreamStatistics(
+            num_idle=sum(map(len, self._idle.values())), connects_total=self._connects, reuses_total=self._reuses
+        )
 
-@contextmanager
-def worker_errors(worker: Worker) -> Iterator[None]:
-    """Translate the client library's errors into UpstreamError."""
-    try:
-        yield
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        detail = str(getattr(error, "os_error", "no answer to the connect"))
-        raise UpstreamError(f"Worker {worker.name} at {worker.url} cannot be reached: {detail}.") from error
-    except aiohttp.ClientError as error:
-        detail = str(error) or type(error).__name__
-        raise UpstreamError(f"Worker {worker.name} broke off its answer: {detail[:_QUOTED]}.") from error
-    except OSError as error:
-        raise UpstreamError(f"The connection to worker {worker.name} failed: {error}.") from error
+    # --- inside
 
+    async def _ask(
+        self, worker: Worker, origin: Origin, head: bytes, body: bytes, *, again: bool
+    ) -> tuple[Exchange, Answer]:
+        """Return the exchange and its answer. With `again` a kept connection that was stale is made up for."""
+        while True:
+            exchange = self._kept(origin) or await self._connect(worker, origin)
+            try:
+                return exchange, await exchange.ask(worker, head, body)
+            except StaleError:
+                exchange.abort()
+                if not again:
+                    raise
+            except BaseException:
+                exchange.abort()
+                raise
 
-def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
-    """Large bodies are written piece by piece: in one piece they would hold up every stream (aiohttp warns)."""
-    return io.BytesIO(body) if body is not None and len(body) > _ONE_PIECE_BYTES else body
+    async def _connect(self, worker: Worker, origin: Origin) -> Exchange:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._limits.connect_timeout_s):
+                tls = self._tls_context() if origin.tls else None
+                _, exchange = await loop.create_connection(Exchange, origin.host, origin.port, ssl=tls)
+        except TimeoutError as error:
+            detail = f"no answer to the connect within {self._limits.connect_timeout_s:g} s"
+            raise UpstreamError(f"Worker {worker.name} at {worker.url} cannot be reached: {detail}.") from error
+        except OSError as error:
+            detail = error.strerror or str(error)
+            raise UpstreamError(f"Worker {worker.name} at {worker.url} cannot be reached: {detail}.") from error
+        self._connects += 1
+        return exchange
+
+    def _tls_context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
+
+    def _kept(self, origin: Origin) -> Exchange | None:
+        """Return the connection to `origin` that was used last, None when there is none; close the old ones."""
+        idle = self._idle.get(origin)
+        if not idle:
+            return None
+        oldest_s = asyncio.get_running_loop().time() - self._limits.keepalive_s
+        while idle and (idle[0].idle_since_s < oldest_s or not idle[0].is_reusable):
+            idle.popleft().abort()
+        while idle:
+            exchange = idle.pop()
+            if exchange.is_reusable:
+                self._reuses += 1
+                return exchange
+            exchange.abort()
+        return None
+
+    def _keep(self, origin: Origin, exchange: Exchange) -> None:
+        exchange.keep(asyncio.get_running_loop().time())
+        self._idle.setdefault(origin, deque()).append(exchange)
 
 
 class ClientGoneError(Exception):
@@ -100,27 +158,36 @@ class ClientGoneError(Exception):
 
 
 class Deadline:
-    """A deadline that moves on as long as there is progress. Knows whom we wait for, to blame the right side."""
+    """A deadline that moves on as long as there is progress. Knows whom we wait for, to blame the right side.
+
+    Moving it is an assignment: one timer looks, when it fires, whether the deadline is still where it was.
+    """
 
     def __init__(self, worker: Worker, timeout: asyncio.Timeout, seconds: float) -> None:
         self._worker = worker
         self._timeout = timeout
+        self._loop = asyncio.get_running_loop()
         self._seconds = seconds
-        self._now = asyncio.get_running_loop().time
+        self._due_s = self._loop.time() + seconds
+        self._timer = self._loop.call_at(self._due_s, self._look)
         self._lost = ""  # why the worker was given up before the deadline
         self.waiting_for_client = False
 
     def give_up(self, detail: str) -> None:
         """End the wait now: the worker is lost."""
         self._lost = detail
-        self._timeout.reschedule(self._now())
+        self._end()
 
     def extend(self, seconds: float) -> None:
         """Wait up to `seconds` from now, unless the worker is lost."""
-        if self._lost:
-            return
+        self._due_s = self._loop.time() + seconds
+        if seconds < self._seconds:  # the timer would look too late
+            self._timer.cancel()
+            self._timer = self._loop.call_at(self._due_s, self._look)
         self._seconds = seconds
-        self._timeout.reschedule(self._now() + seconds)
+
+    def close(self) -> None:
+        self._timer.cancel()
 
     def error(self) -> Exception:
         """Return what a passed deadline means."""
@@ -130,18 +197,29 @@ class Deadline:
             return ClientGoneError(f"The client took nothing for {self._seconds:g} s.")
         return UpstreamError(f"Worker {self._worker.name} sent nothing for {self._seconds:g} s: it was given up.")
 
+    def _look(self) -> None:
+        if self._loop.time() < self._due_s:
+            self._timer = self._loop.call_at(self._due_s, self._look)
+        else:
+            self._end()
+
+    def _end(self) -> None:
+        if not self._timeout.expired():
+            self._timeout.reschedule(self._loop.time())
+
 
 @asynccontextmanager
 async def deadline(worker: Worker, seconds: float) -> AsyncIterator[Deadline]:
     """Bound a wait for `worker`; UpstreamError when it passes."""
     try:
-        async with asyncio.timeout(seconds) as timeout:
+        async with asyncio.timeout(None) as timeout:
             limit = Deadline(worker, timeout, seconds)
             worker.waits.add(limit.give_up)
             try:
                 yield limit
             finally:
                 worker.waits.discard(limit.give_up)
+                limit.close()
     except TimeoutError as error:
         raise limit.error() from error
 

@@ -2,12 +2,17 @@
 
 aiohttp gives the head of a request unlimited time, keeps as many connections as there are descriptors, and answers
 malformed HTTP with a text page and a traceback in the log. This subclass of its connection handler closes these gaps.
+
+Pipelining (RFC 9112, section 9.3.2): one request may wait behind the one that is answered, and is served in turn. More,
+or a body that would have to wait with it, costs the connection: a connection that is not read cannot tell that its
+client has left.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,6 +21,8 @@ from aiohttp import web
 from tollbridge.wire.openai import ErrorBody, ErrorInfo
 
 log = logging.getLogger("tollbridge.http")
+
+MAX_AHEAD = 1  # requests that wait behind the one that is answered
 
 _HEAD = (
     "HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {size}\r\nConnection: close\r\n{more}\r\n"
@@ -47,6 +54,7 @@ class Connection(web.RequestHandler):
         super().__init__(server, **settings)
         self._connections = connections
         self._head_timer: asyncio.TimerHandle | None = None
+        self.when_free: list[Callable[[], None]] = []  # to be called once when the client takes more
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._connections.num_open += 1
@@ -69,6 +77,20 @@ class Connection(web.RequestHandler):
             self._disarm()  # a whole head; what follows has its own deadlines
         elif self._head_timer is None and self._current_request is None and not self._messages:
             self._await_head()
+        num_ahead = len(self._messages) - (self._current_request is None)
+        if num_ahead > MAX_AHEAD:
+            self._drop("requests ahead of their answers")
+
+    def pause_reading(self) -> None:
+        super().pause_reading()
+        if self._messages and self._current_request is not None:
+            self._drop("the body of a request ahead of its answer")
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        calls, self.when_free = self.when_free, []
+        for call in calls:
+            call()
 
     def handle_error(
         self,
@@ -86,6 +108,11 @@ class Connection(web.RequestHandler):
         )
         response.force_close()
         return response
+
+    def _drop(self, why: str) -> None:
+        log.debug("connection dropped: %s", why)
+        if self.transport is not None:
+            self.transport.abort()
 
     def _await_head(self) -> None:
         limit_s = self._connections.head_timeout_s
