@@ -79,6 +79,7 @@ class StubWorker:
         self.slow_health = False  # /health hangs
         self.num_slow = 0
         self.tokens = ["Hel", "lo", " wor", "ld"]
+        self.offers_ids = True  # has /inference/v1/generate
         self.names_ids = True  # answers `return_token_ids`
         self.parrot = False  # generate the prompt's own characters instead of `tokens`
         self.refuses: object = None  # a prompt that is the client's mistake
@@ -104,6 +105,8 @@ class StubWorker:
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/v1/completions", self._generate)
         app.router.add_post("/v1/chat/completions", self._generate)
+        if self.offers_ids:
+            app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post("/detokenize", self._detokenize)
         app.router.add_post(wire.RELEASE_PATH, self._release)

@@ -24,6 +24,7 @@ _SLOW_ORIGINS = frozenset({"tokenizer", "worker", "text"})  # of tokens that may
 _LIST_OF_PROMPTS = re.compile(rb'\s*\[\s*["\[]')  # ["text", ...] or [[ids], ...]; [1, 2] is one prompt
 _INTEGER = re.compile(rb"-?[0-9]{1,18}")
 _SEVERAL = ("n", "best_of")
+_MEDIA = ("features", "content_parts")  # of a request made of token ids
 # A part of a chat message that is no text. Inside text the quotes are escaped, so text cannot imitate it.
 _NO_TEXT = re.compile(rb'"type"\s*:\s*"(?:image|audio|video|input_audio|input_image|file)[a-z_]*"')
 
@@ -63,11 +64,11 @@ def request_view(call: Call, prompt: Prompt, cached: Mapping[str, int], workers:
         id=call.id,
         body_bytes=call.body_bytes,
         prompt_tokens=prompt.num_tokens,
-        max_tokens=_maybe_int(call.body, "max_completion_tokens") or _maybe_int(call.body, "max_tokens"),
+        max_tokens=_maybe_int(call.body, "max_completion_tokens") or _maybe_int(call.sampling, "max_tokens"),
         cached=cached,
         session=call.session,
         priority=call.priority or _maybe_int(call.body, "priority") or 0,
-        unsplittable=_unsplittable(call.body) or _unsplittable_by(workers, call),
+        unsplittable=_unsplittable(call) or _unsplittable_by(workers, call),
     )
 
 
@@ -98,25 +99,27 @@ def _facts(request: RequestView, decision: Decision) -> dict[str, float]:
 
 def num_choices(call: Call) -> int:
     """Return how many choices each prompt gets."""
-    return max(_maybe_int(call.body, "n") or 1, 1)
+    return max(_maybe_int(call.sampling, "n") or 1, 1)
 
 
-def _unsplittable(body: Body) -> str | None:
+def _unsplittable(call: Call) -> str | None:
     """One transfer carries the KV of one prompt of text: the reason code when the request is of another kind."""
+    body, sampling = call.body, call.sampling
     if _is_list_of_prompts(body.get("prompt")):
         return "prompt_list"
     if _given(body, "prompt_embeds"):
         return "prompt_embeds"
-    if _given(body, "prompt_logprobs") or (_given(body, "echo") and _given(body, "logprobs")):
+    if _given(sampling, "prompt_logprobs") or (_given(body, "echo") and _given(body, "logprobs")):
         return "prompt_logprobs"
-    return "multimodal" if _NO_TEXT.search(body.get("messages", b"")) else None
+    has_media = any(_given(body, name) for name in _MEDIA) or _NO_TEXT.search(body.get("messages", b""))
+    return "multimodal" if has_media else None
 
 
 def _unsplittable_by(workers: Sequence[Worker], call: Call) -> str | None:
     """Return what these workers cannot split, as a reason code: adapters; several choices, which vLLM can."""
     if any(card.get("id") == call.model and card.get("parent") for worker in workers for card in worker.models):
         return "lora_adapter"
-    several = any((_maybe_int(call.body, name) or 1) > 1 for name in _SEVERAL)
+    several = any((_maybe_int(call.sampling, name) or 1) > 1 for name in _SEVERAL)
     shares = workers and all(_shares_loads(worker.config) for worker in workers)
     return "several_choices" if several and not shares else None
 

@@ -31,7 +31,7 @@ from typing import NoReturn
 import msgspec
 from aiohttp import web
 
-from tollbridge.errors import DeadlineError, TollbridgeError, UnavailableError, UpstreamError
+from tollbridge.errors import DeadlineError, NotFoundError, TollbridgeError, UnavailableError, UpstreamError
 from tollbridge.policy.decide import after_break, after_decode_failure, after_prefill_failure
 from tollbridge.router import legs, splits
 from tollbridge.router.answers import error_answer, error_document
@@ -237,6 +237,8 @@ class Flow:
                     return
             else:  # The client's own mistake, most likely: alone on the decode worker it gets its proper answer.
                 reason = "prefill_refused"
+        except NotFoundError:
+            reason = "prefill_refused"
         except UnavailableError as error:
             self._failed(worker, "prefill", error)
         self._serve_alone(reason)

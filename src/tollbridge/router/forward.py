@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from tollbridge.errors import NotFoundError
 from tollbridge.policy.rules import least_loaded
 from tollbridge.router import legs
 from tollbridge.router.context import Context
@@ -29,6 +28,4 @@ async def forward(context: Context, call: Call) -> web.Response:
     failure = failure_of(worker, response.status, body)
     if failure is not None:
         raise failure
-    if response.status == 404 and response.content_type != "application/json":
-        raise NotFoundError(f"Worker {worker.name} has no {call.path}: its model or its engine does not offer that.")
     return web.Response(status=response.status, body=take_report(body)[0], content_type=response.content_type)

@@ -27,7 +27,8 @@ MAX_PRIORITY = 100
 MAX_TIMEOUT_S = 86_400.0
 SESSION_HEADER = "x-session-id"
 FORWARDED = ("traceparent", "tracestate")  # the only client headers that a worker sees
-PROMPT_FIELD = {"/v1/completions": "prompt", "/v1/chat/completions": "messages"}
+GENERATE = "/inference/v1/generate"  # vLLM's: token ids in, token ids out
+PROMPT_FIELD = {"/v1/completions": "prompt", "/v1/chat/completions": "messages", GENERATE: "token_ids"}
 
 Body = dict[str, msgspec.Raw]
 
@@ -52,6 +53,11 @@ class Call:
     priority: int = 0
     timeout_s: float | None = None
     session: str | None = None  # requests that belong together, by the client's word
+
+    @property
+    def sampling(self) -> Body:
+        """The fields that say how to draw tokens; empty where they cannot be read, which the worker refuses."""
+        return self.body if self.path != GENERATE else maybe_object(self.body.get("sampling_params")) or {}
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -139,6 +145,14 @@ def parse_body(raw: bytes) -> Body:
     body.pop("kv_transfer_params", None)
     _refuse_smuggled_params(body)
     return body
+
+
+def maybe_object(raw: msgspec.Raw | None) -> Body | None:
+    """Return the fields of a JSON object, None when it is something else."""
+    try:
+        return _BODY.decode(raw) if raw is not None else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
 
 
 def request_id_of(request: web.Request) -> str:

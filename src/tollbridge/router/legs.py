@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tollbridge.router.fleet import Handover
-from tollbridge.router.ingress import Body, Call
+from tollbridge.router.ingress import GENERATE, Body, Call
 from tollbridge.wire.params import VERSION, Role, TransferParams, sign
 
 _ONE = msgspec.Raw(b"1")
@@ -78,10 +78,11 @@ def _stream_options(call: Call) -> dict[str, object]:
 
 def prefill_body(call: Call, params: Mapping[str, object]) -> bytes:
     """Return the body of leg 1: the same prompt and sampling, one token, not streamed."""
-    body: Body = {name: value for name, value in call.body.items() if name not in _STREAM_ONLY}
-    body |= {"stream": _FALSE, "max_tokens": _ONE}
-    body |= {name: _ONE for name in ("max_completion_tokens", "n", "best_of") if name in call.body}
-    return msgspec.json.encode({**body, "kv_transfer_params": params})
+    body: dict[str, object] = {name: value for name, value in call.body.items() if name not in _STREAM_ONLY}
+    sampling: Body = {name: value for name, value in call.sampling.items() if name not in _STREAM_ONLY}
+    one = {name: _ONE for name in ("max_completion_tokens", "n", "best_of") if name in sampling} | {"max_tokens": _ONE}
+    body |= {"sampling_params": sampling | one} if call.path == GENERATE else one
+    return msgspec.json.encode({**body, "stream": _FALSE, "kv_transfer_params": params})
 
 
 def headers_for(call: Call) -> dict[str, str]:

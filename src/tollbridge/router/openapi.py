@@ -10,7 +10,14 @@ from typing import Any
 import tollbridge
 from tollbridge.policy import registry
 from tollbridge.router import forward
-from tollbridge.router.ingress import MAX_PRIORITY, MAX_TIMEOUT_S, OVERRIDE_HEADER, PRIORITY_HEADER, TIMEOUT_HEADER
+from tollbridge.router.ingress import (
+    GENERATE,
+    MAX_PRIORITY,
+    MAX_TIMEOUT_S,
+    OVERRIDE_HEADER,
+    PRIORITY_HEADER,
+    TIMEOUT_HEADER,
+)
 
 Document = dict[str, Any]
 
@@ -36,12 +43,18 @@ _GENERATING: Document = {
     "stream": {"type": ["boolean", "null"]},
     "n": {"type": ["integer", "null"], "minimum": 1},
 }
+_IDS: Document = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_TOKENS_IN: Document = {
+    "model": {"type": ["string", "null"]},
+    "sampling_params": {"type": "object"},
+    "stream": {"type": ["boolean", "null"]},
+}
 _PROMPT: Document = {
     "anyOf": [
         {"type": "string"},
-        {"type": "array", "items": {"type": "integer", "minimum": 0}},
+        _IDS,
         {"type": "array", "items": {"type": "string"}},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer", "minimum": 0}}},
+        {"type": "array", "items": _IDS},
     ]
 }
 _MESSAGES: Document = {
@@ -75,6 +88,7 @@ def document() -> Document:
     paths: Document = {
         "/v1/completions": _generate("Complete a prompt.", "prompt", _PROMPT),
         "/v1/chat/completions": _generate("Continue a conversation.", "messages", _MESSAGES),
+        GENERATE: _generate("Continue token ids; the answer is token ids.", "token_ids", _IDS, _TOKENS_IN),
         "/v1/models": _show("The models that ready workers serve."),
         "/v1/models/{model}": _show("One of them.", _in_path("model")),
         "/health": _show("200 while a worker can serve.", more={"503": "None can."}, open_to_all=True),
@@ -99,7 +113,7 @@ def document() -> Document:
     }
 
 
-def _generate(summary: str, field: str, schema: Document) -> Document:
+def _generate(summary: str, field: str, schema: Document, more: Document = _GENERATING) -> Document:
     parameters = [
         _header(OVERRIDE_HEADER, {"type": "string", "enum": list(registry.POLICIES)}, "The policy; may be refused."),
         _header(PRIORITY_HEADER, {"type": "integer", "minimum": -MAX_PRIORITY, "maximum": MAX_PRIORITY},
@@ -107,7 +121,7 @@ def _generate(summary: str, field: str, schema: Document) -> Document:
         _header(TIMEOUT_HEADER, {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_TIMEOUT_S},
                 "Seconds within which the request must end."),
     ]  # fmt: skip
-    operation = _operation(summary, {**_REFUSALS, **_FAILURES}) | _body({field: schema, **_GENERATING}, [field])
+    operation = _operation(summary, {**_REFUSALS, **_FAILURES}) | _body({field: schema, **more}, [field])
     event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
     operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": event}
     return {"post": operation | {"parameters": parameters}}

@@ -67,7 +67,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 def maybe_ids(body: Body) -> list[int] | None:
     """Return the ids of a prompt that is one list of them; None for anything else."""
-    raw = bytes(body.get("prompt", b"")).lstrip()
+    raw = bytes(body.get("prompt", body.get("token_ids", b""))).lstrip()
     if not raw.startswith(b"["):
         return None
     try:

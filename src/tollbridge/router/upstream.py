@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tollbridge.errors import OverloadedError, TollbridgeError, UnavailableError, UpstreamError
+from tollbridge.errors import NotFoundError, OverloadedError, TollbridgeError, UnavailableError, UpstreamError
 from tollbridge.router.exchange import Answer, Exchange, StaleError
 from tollbridge.router.fleet import Worker
 from tollbridge.router.http1 import Origin, request_head
@@ -240,6 +240,8 @@ def failure_of(worker: Worker, status: int, body: bytes) -> TollbridgeError | No
         return UnavailableError(text)
     if status >= 500 or status in (401, 403) or param == "kv_transfer_params":
         return UpstreamError(text)
+    if status == 404 and b'"error"' not in body:
+        return NotFoundError(f"Worker {worker.name} has no such path: its model or its engine does not offer that.")
     return None
 
 
