@@ -12,8 +12,10 @@ from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from tollbridge.clock import Clock, SystemClock
 from tollbridge.config.cluster import EngineConfig
-from tollbridge.engine.base import EngineRequest, ModelInfo, SamplingParams, StepOutput
+from tollbridge.engine.base import EngineRequest, ModelInfo, SamplingParams, StepOutput, TokenLogprobs
 from tollbridge.engine.core import EmbeddedEngine
+from tollbridge.engine.draws import Draw
+from tollbridge.engine.ports import Sampled
 from tollbridge.sched.plan import SequenceChunk, StepPlan
 from tollbridge.transfer.base import Fingerprint
 from tollbridge.transfer.memory import BufferMemory
@@ -87,7 +89,7 @@ class FakeRunner:
             for chunk in plan.chunks:
                 self._compute(chunk, layer)
             on_layer(layer)
-        return [self._read(chunk) for chunk in plan.chunks if chunk.needs_logits]
+        return [row for chunk in plan.chunks for row in self._rows(chunk)]
 
     def _compute(self, chunk: SequenceChunk, layer: int) -> None:
         kv = b"".join(self.memory.views(layer, chunk.block_table, 0, chunk.first_token))
@@ -96,30 +98,36 @@ class FakeRunner:
             self.memory.views(layer, chunk.block_table, position, 1)[0][:] = value
             kv += value
 
-    def _read(self, chunk: SequenceChunk) -> list[bytes]:
+    def _rows(self, chunk: SequenceChunk) -> list[list[bytes]]:
+        """Return what was read up to each of the last tokens of a chunk."""
         end = chunk.first_token + len(chunk.token_ids)
-        return [b"".join(self.memory.views(layer, chunk.block_table, 0, end)) for layer in range(NUM_LAYERS)]
+        kv = [b"".join(self.memory.views(layer, chunk.block_table, 0, end)) for layer in range(NUM_LAYERS)]
+        ends = range(end - chunk.num_rows + 1, end + 1)
+        return [[layer[: last * TOKEN_BYTES] for layer in kv] for last in ends]
 
 
 class FakeSampler:
-    def sample(
-        self, logits: Any, params: Sequence[SamplingParams], seeds: Sequence[int], positions: Sequence[int]
-    ) -> list[int]:
-        assert len(logits) == len(params) == len(seeds) == len(positions)
-        return [draw(row, seed, position) for row, seed, position in zip(logits, seeds, positions, strict=True)]
+    """Ignores every parameter."""
+
+    def sample(self, logits: Any, draws: Sequence[Draw], rows: Sequence[int] | None = None) -> Sampled:
+        picked = logits if rows is None else [logits[row] for row in rows]
+        return Sampled([draw(row, one.seed, one.position) for row, one in zip(picked, draws, strict=True)])
+
+    def score(self, logits: Any, first_row: int, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+        return [TokenLogprobs((token_id,), (0.0,), rank=1) for token_id in token_ids]
 
 
 class FakeStream:
     """Token 7 reads "7 "; a stop string may span tokens, and nothing is held back but the last space."""
 
-    def __init__(self, prompt_token_ids: Sequence[int], stop: tuple[str, ...]) -> None:
-        self._stop = stop
+    def __init__(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> None:
+        self._stop = sampling.stop
         self._text = ""
         self._sent = 0
 
-    def push(self, token_id: int) -> tuple[str, str | None]:
+    def push(self, token_id: int, *, may_stop: bool = True) -> tuple[str, str | None]:
         self._text += f"{token_id} "
-        for stop in self._stop:
+        for stop in self._stop if may_stop else ():
             if (at := self._text.find(stop)) >= 0:
                 return self._text[self._sent : at], stop
         return self._up_to(len(self._text) - 1), None
@@ -136,7 +144,7 @@ class FakeTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [int(word) for word in text.split()]
 
-    def decode(self, token_ids: list[int]) -> str:
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         return " ".join(map(str, token_ids))
 
     def token_strings(self, token_ids: list[int]) -> list[str]:
@@ -221,6 +229,8 @@ class Worker:
         sender: Any = None,
         receiver: Any = None,
         clock: Clock | None = None,
+        sampler: Any = None,
+        structures: Any = None,
     ) -> None:
         self.runner = FakeRunner(memory or make_memory(num_blocks))
         self.num_blocks = self.runner.memory.num_blocks
@@ -240,8 +250,9 @@ class Worker:
             ),
             tokenizer=FakeTokenizer(),
             runner=self.runner,
-            sampler=FakeSampler(),
+            sampler=sampler or FakeSampler(),
             text_streams=FakeStream,
+            structures=structures,
             sender=sender,
             receiver=receiver,
             clock=clock or SystemClock(),
@@ -265,6 +276,8 @@ class Worker:
         transfer: TransferParams | None = None,
         cache_salt: str | None = None,
         arrival_s: float = 0.0,
+        priority: int = 0,
+        num_continued_tokens: int = 0,
         **sampling: Any,
     ) -> Answer:
         answer = Answer(request_id or "")
@@ -277,6 +290,8 @@ class Worker:
                 transfer=transfer,
                 cache_salt=cache_salt,
                 arrival_s=arrival_s,
+                priority=priority,
+                num_continued_tokens=num_continued_tokens,
             )
         )
         return answer

@@ -322,7 +322,7 @@ def test_text_that_cannot_be_made_ends_its_own_request_only(
 ) -> None:
     expected = reference(prompt_of(5), max_tokens=6)
 
-    def push(self: object, token_id: int) -> tuple[str, str | None]:
+    def push(self: object, token_id: int, *, may_stop: bool = True) -> tuple[str, str | None]:
         if token_id == expected[2]:
             raise KeyError(token_id)
         return "", None

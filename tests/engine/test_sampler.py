@@ -5,7 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import sampling
 from tollbridge.engine.base import SamplingParams
+from tollbridge.engine.draws import Draw
+from tollbridge.engine.logprobs import token_logprobs
 from tollbridge.engine.sampler import TokenSampler, uniform
 
 VOCAB = 400
@@ -18,12 +21,36 @@ some_params = st.builds(
     top_k=st.sampled_from([0, 1, 2, 7, VOCAB, VOCAB + 9]),
     top_p=st.sampled_from([0.01, 0.5, 0.9, 0.999, 1.0]),
 )
+everything = st.builds(
+    SamplingParams,
+    max_tokens=st.just(9),
+    min_tokens=st.integers(0, 6),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.7]),
+    top_k=st.sampled_from([0, 1, 7, VOCAB]),
+    top_p=st.sampled_from([0.1, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5]),
+    presence_penalty=st.sampled_from([0.0, -1.5, 2.0]),
+    frequency_penalty=st.sampled_from([0.0, -0.3, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 0.7, 1.6]),
+    logit_bias=st.sampled_from([(), ((3, 5.0), (9, -100.0))]),
+    allowed_token_ids=st.sampled_from([(), tuple(range(0, VOCAB, 3))]),
+    bad_words=st.sampled_from([(), ((5,), (3, 9), (6, 6, 6))]),
+    stop_token_ids=st.sampled_from([(), (17, 18)]),
+    logprobs=st.sampled_from([None, 0, 3]),
+)
 rows = st.tuples(st.integers(0, len(LOGITS) - 1), some_params, st.integers(0, (1 << 64) - 1), st.integers(1, 9000))
 
 
+def one(params: SamplingParams, seed: int = 1, position: int = 1) -> Draw:
+    return Draw(params, [0] * position, seed=seed)
+
+
+def sample(logits: torch.Tensor, draws: list[Draw]) -> list[int]:
+    return TokenSampler().sample(logits, draws).token_ids
+
+
 def draw(*picked: tuple[int, SamplingParams, int, int]) -> list[int]:
-    where, params, seeds, positions = zip(*picked, strict=True)
-    return TokenSampler().sample(LOGITS[list(where)], params, seeds, positions)
+    return sample(LOGITS[[row for row, *_ in picked]], [one(*rest) for _, *rest in picked])
 
 
 def params(**more: float) -> SamplingParams:
@@ -63,7 +90,7 @@ def test_greedy_takes_the_best() -> None:
 def test_frequencies_follow_the_probabilities() -> None:
     count = 20_000
     logits = torch.tensor([[0.0, 1.0, 2.0, -30.0]]).expand(count, 4)
-    got = TokenSampler().sample(logits, [params(temperature=0.5)] * count, [77] * count, range(count))
+    got = sample(logits, [one(params(temperature=0.5), 77, position) for position in range(count)])
     seen = torch.bincount(torch.tensor(got), minlength=4) / count
     torch.testing.assert_close(seen, (logits[0] / 0.5).softmax(0), atol=0.015, rtol=0)
 
@@ -79,13 +106,13 @@ def test_uniform_is_uniform_and_sees_every_bit_of_the_seed() -> None:
 
 def test_ties_at_the_border_are_kept() -> None:
     logits = torch.zeros(1, 10).expand(200, 10)
-    got = TokenSampler().sample(logits, [params(top_k=2)] * 200, [5] * 200, range(200))
+    got = sample(logits, [one(params(top_k=2), 5, position) for position in range(200)])
     assert set(got) == set(range(10))
 
 
 def test_a_wide_nucleus_needs_the_whole_vocabulary() -> None:
     logits = torch.zeros(300, 2000) + torch.linspace(0, 1e-3, 2000)
-    got = TokenSampler().sample(logits, [params(top_p=0.5)] * 300, [9] * 300, range(300))
+    got = sample(logits, [one(params(top_p=0.5), 9, position) for position in range(300)])
     assert min(got) >= 950  # the likelier half
     assert len(set(got)) > 200
 
@@ -98,20 +125,72 @@ def test_logits_that_are_not_numbers_are_an_error() -> None:
     logits = LOGITS[:3].clone()
     logits[1, 77] = float("nan")
     with pytest.raises(RuntimeError, match=r"rows \[1\] are not numbers"):
-        TokenSampler().sample(logits, [params(temperature=0.0)] * 3, [1] * 3, [1] * 3)
+        sample(logits, [one(params(temperature=0.0))] * 3)
 
 
 def test_impossible_tokens_are_never_drawn() -> None:
     logits = torch.full((500, 9), float("-inf"))
     logits[:, [2, 5]] = 0.0
-    assert set(TokenSampler().sample(logits, [params(top_p=0.9)] * 500, [3] * 500, range(500))) == {2, 5}
+    assert set(sample(logits, [one(params(top_p=0.9), 3, position) for position in range(500)])) == {2, 5}
 
 
 def test_nothing_to_draw() -> None:
-    assert TokenSampler().sample(LOGITS[:0], [], [], []) == []
+    assert sample(LOGITS[:0], []) == []
 
 
 def test_statistics() -> None:
     sampler = TokenSampler()
-    sampler.sample(LOGITS[:3], [params(temperature=0.0), params(), params()], [1] * 3, [1] * 3)
+    sampler.sample(LOGITS[:3], [one(params(temperature=0.0)), one(params()), one(params())])
     assert (sampler.statistics().greedy_total, sampler.statistics().random_total) == (1, 2)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    params=everything,
+    prompt=st.lists(st.integers(0, 20), min_size=1, max_size=9),
+    num_continued=st.integers(0, 8),
+    seed=st.integers(0, 1 << 63),
+    data=st.data(),
+)
+def test_every_parameter_does_what_the_naive_reference_does(
+    params: SamplingParams, prompt: list[int], num_continued: int, seed: int, data: st.DataObject
+) -> None:
+    """Token after token over rows of real numbers, with tokens from a small set so that they come again."""
+    num_continued = min(num_continued, len(prompt) - 1)
+    mine = Draw(params, prompt, seed=seed, num_continued=num_continued, end_ids=(0,))
+    before, output = prompt[: len(prompt) - num_continued], prompt[len(prompt) - num_continued :]
+    for step in range(4):
+        row = LOGITS[data.draw(st.integers(0, len(LOGITS) - 1))]
+        want = sampling.pick(row.numpy(), params, before, output, num_new=step, seed=seed, end_ids={0})
+        got = TokenSampler().sample(row[None], [mine])
+        assert got.token_ids == [want]
+        if params.logprobs is not None:
+            assert got.logprobs[0].token_ids == (want, *sampling.likeliest(row.numpy(), params.logprobs))
+            expected = row.double().log_softmax(0)[list(got.logprobs[0].token_ids)]
+            torch.testing.assert_close(torch.tensor(got.logprobs[0].logprobs).double(), expected, atol=1e-5, rtol=0)
+        token = data.draw(st.sampled_from([want, 3, 5, 6, 9]))
+        assert mine.take(token) == ""
+        output.append(token)
+
+
+def test_a_row_of_nothing_is_an_error_of_its_own() -> None:
+    nothing = params(temperature=0.0, allowed_token_ids=(7,), logit_bias=((7, float("-inf")),))
+    got = TokenSampler().sample(LOGITS[:2], [one(nothing), one(params(temperature=0.0))])
+    assert list(got.errors) == [0]
+    assert got.token_ids[1] == int(LOGITS[1].argmax())
+
+
+def test_rows_are_picked_and_left_as_they_are() -> None:
+    before = LOGITS.clone()
+    draws = [one(params(temperature=0.0, logit_bias=((1, 100.0),))), one(params(temperature=0.0))]
+    assert TokenSampler().sample(LOGITS, draws, rows=[5, 3]).token_ids == [1, int(LOGITS[3].argmax())]
+    assert torch.equal(LOGITS, before)
+
+
+def test_scores_are_log_probabilities() -> None:
+    scores = TokenSampler().score(LOGITS, 4, [7, 8], 2)
+    assert [score.token_ids for score in scores] == [
+        (token, *LOGITS[row].topk(2).indices.tolist()) for row, token in ((4, 7), (5, 8))
+    ]
+    assert scores[0].rank == LOGITS[4].argsort(descending=True).tolist().index(7) + 1
+    assert token_logprobs(LOGITS[0].numpy(), 3, 2 * VOCAB).token_ids[0] == 3

@@ -10,7 +10,15 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tollbridge.engine.base import ChatOptions, EngineRequest, EngineStatistics, FinishReason, ModelInfo, StepOutput
+from tollbridge.engine.base import (
+    ChatOptions,
+    EngineRequest,
+    EngineStatistics,
+    FinishReason,
+    ModelInfo,
+    StepOutput,
+    Structure,
+)
 from tollbridge.errors import RequestError
 from tollbridge.wire.events import KVEvent
 from tollbridge.wire.params import WorkerReport
@@ -35,7 +43,7 @@ class FakeTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
-    def decode(self, token_ids: list[int]) -> str:
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         return bytes(token_ids).decode(errors="replace")
 
     def token_strings(self, token_ids: list[int]) -> list[str]:
@@ -125,6 +133,10 @@ class FakeEngine:
         with self._wake:
             self._held = False
             self._wake.notify()
+
+    def check_structure(self, structure: Structure) -> None:
+        if structure.text == "nonsense":
+            raise RequestError("The structure is nonsense.")
 
     def submit(self, request: EngineRequest) -> None:
         with self._wake:

@@ -49,12 +49,17 @@ def test_any_cut(body: dict[str, object], cut: int) -> None:
 
 @pytest.mark.parametrize("name", sorted(NEUTRAL))
 def test_neutral_values_are_accepted_and_others_refused(name: str) -> None:
+    kind, begin = CompletionRequest, b'{"prompt": "a", "'
+    if name in CompletionRequest.__struct_fields__:
+        kind, begin = ChatCompletionRequest, b'{"messages": [], "'
     for text in (b"null", *NEUTRAL[name]):
-        parse(b'{"prompt": "a", "' + name.encode() + b'": ' + text + b"}", CompletionRequest)
+        parse(begin + name.encode() + b'": ' + text + b"}", kind)
     with pytest.raises(RequestError, match=name):
-        parse(b'{"prompt": "a", "' + name.encode() + b'": 12345}', CompletionRequest)
+        parse(begin + name.encode() + b'": 12345}', kind)
 
 
-def test_every_supported_name_is_no_neutral_one() -> None:
-    for kind in KINDS:
-        assert not set(kind.__struct_fields__) & set(NEUTRAL)
+def test_what_is_neutral_for_one_path_only_is_supported_on_the_other() -> None:
+    for name in ("echo", "top_logprobs"):
+        assert sum(name in kind.__struct_fields__ for kind in KINDS) == 1
+    both = set(CompletionRequest.__struct_fields__) & set(ChatCompletionRequest.__struct_fields__)
+    assert not both & set(NEUTRAL)

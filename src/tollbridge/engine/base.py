@@ -8,7 +8,7 @@ Each request gets exactly one output with `finish_reason` set, and nothing after
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -18,18 +18,57 @@ from tollbridge.wire.params import TransferParams, WorkerReport
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
+StructureKind = Literal["json", "json_object", "regex", "choice", "grammar"]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What the output must look like. `text` is a JSON schema, a regular expression, a JSON list of strings or a
+    grammar (Lark or GBNF); empty for any JSON object."""
+
+    kind: StructureKind
+    text: str = ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to draw tokens. A draw depends on `seed` and the token's position only, never on the batch around it."""
+    """How to draw tokens, with OpenAI's and vLLM's meanings. A draw depends on `seed`, the position and the request's
+    own tokens only, never on the batch around it."""
 
     max_tokens: int
+    min_tokens: int = 0  # before so many, no end-of-text and no stop token is drawn, and no stop string ends
     temperature: float = 1.0  # 0: greedy
     top_p: float = 1.0
     top_k: int = 0  # 0: all
+    min_p: float = 0.0  # of the likeliest token's probability; 0: all
     seed: int | None = None  # None: the engine draws one
-    stop: tuple[str, ...] = ()  # stop strings, excluded from the output
+    presence_penalty: float = 0.0  # taken off each token that was generated
+    frequency_penalty: float = 0.0  # the same, as often as it was
+    repetition_penalty: float = 1.0  # of tokens in prompt or output: positive logits are divided, others multiplied
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()  # empty: all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that the output must not hold
+    structure: Structure | None = None
+    stop: tuple[str, ...] = ()  # stop strings, excluded from the output unless `include_stop`
     stop_token_ids: tuple[int, ...] = ()
+    include_stop: bool = False
     ignore_eos: bool = False
+    skip_special_tokens: bool = True  # in the text
+    logprobs: int | None = None  # how many of the likeliest tokens to name beside the drawn one; None: no logprobs
+    prompt_logprobs: int | None = None  # the same for each token of the prompt but the first
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities at one position, by the raw logits (vLLM's `raw_logprobs`): of the token that stands there,
+    then of the likeliest ones, falling."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    rank: int  # of the first one, from 1
+
+
+PromptLogprobs = Sequence[TokenLogprobs | None]  # by position; None for the first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +78,8 @@ class StepOutput:
     request_id: str
     token_ids: tuple[int, ...] = ()  # new tokens
     text: str = ""  # new text: whole characters only, held back while a stop string may be starting
+    logprobs: tuple[TokenLogprobs, ...] = ()  # of `token_ids`, when asked for
+    prompt_logprobs: PromptLogprobs | None = None  # with the first token, when asked for
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop string or token id that ended it, as vLLM reports it
     error: str = ""  # one sentence when finish_reason is "error"
@@ -59,6 +100,9 @@ class EngineRequest:
     transfer: TransferParams | None = None
     cache_salt: str | None = None
     arrival_s: float = 0.0  # monotonic seconds
+    priority: int = 0  # the lower, the earlier
+    # At the end of the prompt, what another worker has generated of this answer: output, to penalties and structure.
+    num_continued_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +160,7 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
-    def decode(self, token_ids: list[int]) -> str: ...
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str: ...
 
     def token_strings(self, token_ids: list[int]) -> list[str]:
         """Return each token as the vocabulary writes it."""
@@ -138,6 +182,13 @@ class Engine(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer: ...
+
+    def check_structure(self, structure: Structure) -> None:
+        """Compile `structure` for requests to come (any thread; it may take long); RequestError when it makes no sense.
+
+        UnsupportedError where the library for it is absent.
+        """
+        ...
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request; RequestError or ContextLengthError when it can never run."""

@@ -60,6 +60,7 @@ def build_engine(
     log.info("model %s: %s on %s, %d KV blocks", name, info.dtype, loaded.device, info.num_blocks)
     return EmbeddedEngine(
         info=info,
+        structures=tokenizer.structures(vocab_size=info.vocab_size, eos_token_ids=info.eos_token_ids),
         config=config,
         tokenizer=tokenizer,
         runner=runner,

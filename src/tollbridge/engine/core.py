@@ -12,12 +12,14 @@ import threading
 
 from tollbridge.clock import Clock, SystemClock
 from tollbridge.config.cluster import EngineConfig
-from tollbridge.engine.base import EngineRequest, EngineStatistics, ModelInfo, Tokenizer
+from tollbridge.engine.base import EngineRequest, EngineStatistics, ModelInfo, Structure, Tokenizer
+from tollbridge.engine.draws import Draw
 from tollbridge.engine.loop import Command, Delivery, EngineLoop, ReleaseSend
 from tollbridge.engine.ports import Runner, Sampler, TextStreamFactory
 from tollbridge.engine.requests import LiveRequest, check_request
+from tollbridge.engine.structure import Structures
 from tollbridge.engine.transfers import TransferDesk
-from tollbridge.errors import RequestError, UnavailableError
+from tollbridge.errors import RequestError, UnavailableError, UnsupportedError
 from tollbridge.kv.hashes import HashChain
 from tollbridge.sched.sequence import TokenSequence
 from tollbridge.transfer.base import KVReceiver, KVSender, content_digest
@@ -38,6 +40,7 @@ class EmbeddedEngine:
         runner: Runner,
         sampler: Sampler,
         text_streams: TextStreamFactory,
+        structures: Structures | None = None,  # None: structured output is refused
         sender: KVSender | None = None,
         receiver: KVReceiver | None = None,
         clock: Clock | None = None,
@@ -46,6 +49,7 @@ class EmbeddedEngine:
         self._info = info
         self._tokenizer = tokenizer
         self._text_streams = text_streams
+        self._structures = structures
         self._clock = clock or SystemClock()
         self._rng = rng or random.Random()
         self._desk = TransferDesk(sender, receiver)
@@ -70,6 +74,10 @@ class EmbeddedEngine:
     @property
     def tokenizer(self) -> Tokenizer:
         return self._tokenizer
+
+    def check_structure(self, structure: Structure) -> None:
+        """Compile `structure` for requests to come; RequestError or UnsupportedError when it cannot be used."""
+        self._compiler().check(structure)
 
     def submit(self, request: EngineRequest) -> None:
         """Queue a request; RequestError or ContextLengthError when it can never run, UnavailableError when stopped."""
@@ -137,13 +145,27 @@ class EmbeddedEngine:
                 remote=role == "decode",
                 awaited=role == "prefill",
                 veto_tokens=request.transfer.veto_tokens if request.transfer else 0,
+                priority=request.priority,
+                scores_prompt=sampling.prompt_logprobs is not None and len(prompt) > 1,
             ),
-            self._text_streams(prompt, sampling.stop),
-            seed=self._rng.getrandbits(64) if sampling.seed is None else sampling.seed,
+            self._text_streams(prompt, sampling),
+            Draw(
+                sampling,
+                prompt,
+                seed=self._rng.getrandbits(64) if sampling.seed is None else sampling.seed,
+                num_continued=request.num_continued_tokens,
+                end_ids=self._info.eos_token_ids,
+                matcher=self._compiler().start(sampling.structure) if sampling.structure else None,
+            ),
             arrival_s=request.arrival_s or self._clock.monotonic(),
             eos_token_ids=self._info.eos_token_ids,
             digest=content_digest(prompt, cache_salt=request.cache_salt) if request.transfer else b"",
         )
+
+    def _compiler(self) -> Structures:
+        if self._structures is None:
+            raise UnsupportedError("This engine has no structured output.", param="response_format")
+        return self._structures
 
     def _on_transfer(self) -> None:
         """Wake the loop; called by any thread of sender and receiver."""

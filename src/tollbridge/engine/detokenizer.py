@@ -24,14 +24,16 @@ Decode = Callable[[list[int]], str]
 class IncrementalText:
     """Implements `ports.TextStream`: incremental decoding, then stop strings."""
 
-    def __init__(self, decode: Decode, prompt_token_ids: Sequence[int], stop: tuple[str, ...]) -> None:
+    def __init__(
+        self, decode: Decode, prompt_token_ids: Sequence[int], stop: tuple[str, ...], *, include_stop: bool = False
+    ) -> None:
         self._pieces = _Pieces(decode, prompt_token_ids)
-        self._stops = _StopStrings(stop) if stop else None
+        self._stops = _StopStrings(stop, include_stop=include_stop) if stop else None
 
-    def push(self, token_id: int) -> tuple[str, str | None]:
-        """Add a token; return the new text and the stop string that is now complete, if any."""
+    def push(self, token_id: int, *, may_stop: bool = True) -> tuple[str, str | None]:
+        """Add a token; return the new text and the stop string that is now complete, if any and if it may stop."""
         text = self._pieces.push(token_id)
-        return self._stops.push(text) if self._stops else (text, None)
+        return self._stops.push(text, may_stop=may_stop) if self._stops else (text, None)
 
     def finish(self) -> str:
         """Return what was held back: the possible start of a stop string, then the incomplete character."""
@@ -71,17 +73,18 @@ class _Pieces:
 class _StopStrings:
     """Finds the stop string that is completed first, however the text is cut into pieces."""
 
-    def __init__(self, stop: tuple[str, ...]) -> None:
+    def __init__(self, stop: tuple[str, ...], *, include_stop: bool) -> None:
         self._stop = stop
+        self._include_stop = include_stop
         self._held = ""
 
-    def push(self, piece: str) -> tuple[str, str | None]:
+    def push(self, piece: str, *, may_stop: bool) -> tuple[str, str | None]:
         text = self._held + piece
-        found = self._first(text)
+        found = self._first(text, len(self._held)) if may_stop else None
         if found is not None:
             start, stop = found
             self._held = ""
-            return text[:start], stop
+            return text[: start + len(stop) if self._include_stop else start], stop
         keep = self._possible_start(text)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], None
@@ -90,9 +93,10 @@ class _StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _first(self, text: str) -> tuple[int, str] | None:
-        """Return (start, stop string) of the match that ends first; of those, the longest."""
-        matches = [(start + len(stop), start, stop) for stop in self._stop if (start := text.find(stop)) >= 0]
+    def _first(self, text: str, num_old: int) -> tuple[int, str] | None:
+        """Return (start, stop string) of the first match to end behind `num_old` characters; of those, the longest."""
+        starts = ((stop, text.find(stop, max(0, num_old - len(stop) + 1))) for stop in self._stop)
+        matches = [(start + len(stop), start, stop) for stop, start in starts if start >= 0]
         return min(matches)[1:] if matches else None
 
     def _possible_start(self, text: str) -> int:

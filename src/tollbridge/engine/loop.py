@@ -6,6 +6,7 @@ The lock is held while requests, blocks or transfers change hands, and not while
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ from tollbridge.clock import Clock
 from tollbridge.config.cluster import EngineConfig
 from tollbridge.engine.base import EngineStatistics, ModelInfo, Sink, StepOutput
 from tollbridge.engine.counters import Counters
-from tollbridge.engine.ports import Runner, Sampler
+from tollbridge.engine.ports import Runner, Sampled, Sampler
 from tollbridge.engine.requests import LiveRequest
 from tollbridge.engine.transfers import TransferDesk
 from tollbridge.errors import TransferError
@@ -185,10 +186,11 @@ class EngineLoop:
     def _compute(self, plan: StepPlan) -> None:
         """Run the model on a plan and give every sequence its token. This is the boundary to the model's errors."""
         self._counters.steps += 1
-        rows = [self._live[chunk.request_id] for chunk in plan.chunks if chunk.needs_logits]
+        drawing = [self._live[chunk.request_id] for chunk in plan.chunks if chunk.needs_logits]
         try:
             logits = self._runner.run(plan, self._desk.layer_hook(plan))
-            tokens = self._sample(logits, rows) if rows else []
+            self._score(logits, plan)
+            sampled = self._sample(logits, plan, drawing) if drawing else Sampled([])
         except Exception:  # whatever the model raises ends this plan's requests, and no others
             logger.exception("A step over %d requests failed", len(plan.chunks))
             with self._lock:
@@ -196,37 +198,48 @@ class EngineLoop:
             return
         with self._lock:
             self._desk.computed(plan)
-            self._scheduler.commit(plan, tokens)
-            self._postprocess(rows, tokens)
+            self._scheduler.commit(plan, sampled.token_ids)
+            self._postprocess(drawing, sampled)
 
-    def _sample(self, logits: object, rows: list[LiveRequest]) -> list[int]:
-        tokens = self._sampler.sample(
-            logits,
-            [live.sampling for live in rows],
-            [live.seed for live in rows],
-            [live.sequence.num_tokens for live in rows],
-        )
-        if len(tokens) != len(rows):
-            raise RuntimeError(f"the sampler returned {len(tokens)} tokens for {len(rows)} rows of logits")
-        return tokens
+    def _score(self, logits: object, plan: StepPlan) -> None:
+        """Give the requests that want it the log probabilities of the prompt tokens behind those of this plan."""
+        first_row = 0
+        for chunk in plan.chunks:
+            if chunk.all_logits:
+                live = self._live[chunk.request_id]
+                first, prompt = chunk.first_token + 1, live.request.prompt_token_ids
+                behind = prompt[first : first + len(chunk.token_ids)]
+                live.score(first, self._sampler.score(logits, first_row, behind, live.sampling.prompt_logprobs or 0))
+            first_row += chunk.num_rows
 
-    def _postprocess(self, rows: list[LiveRequest], tokens: list[int]) -> None:
+    def _sample(self, logits: object, plan: StepPlan, drawing: list[LiveRequest]) -> Sampled:
+        draws, rows = [live.draw for live in drawing], None
+        if plan.num_rows != len(draws):
+            ends = itertools.accumulate(chunk.num_rows for chunk in plan.chunks)
+            rows = [end - 1 for chunk, end in zip(plan.chunks, ends, strict=True) if chunk.needs_logits]
+        sampled = self._sampler.sample(logits, draws, rows)
+        if len(sampled.token_ids) != len(draws):
+            raise RuntimeError(f"the sampler returned {len(sampled.token_ids)} tokens for {len(draws)} rows of logits")
+        return sampled
+
+    def _postprocess(self, drawing: list[LiveRequest], sampled: Sampled) -> None:
         """Turn sampled tokens into outputs and end what is finished."""
         now_s = self._clock.monotonic()
-        self._counters.generated += len(tokens)
-        for live, token in zip(rows, tokens, strict=True):
+        self._counters.generated += len(drawing)
+        for index, (live, token) in enumerate(zip(drawing, sampled.token_ids, strict=True)):
             if live.first_token_s is None:
                 live.first_token_s = now_s
                 self._counters.prefilled(live)
             try:
-                output = live.take(token)
+                error = sampled.errors.get(index)
+                output = live.end("error", error) if error else live.take(token, sampled.logprobs.get(index))
             except Exception:  # a token that the vocabulary cannot turn into text ends its own request only
                 logger.exception("The text of request %s failed", live.request.request_id)
                 output = live.end("error", f"Token {token} could not be turned into text; see the worker's log.")
             if output.finish_reason is None:
                 self._outbox.append((live.request.sink, output))
             else:
-                self._end(live, output, complete=True)
+                self._end(live, output, complete=output.finish_reason != "error", detail=output.error)
 
     def _fail(self, plan: StepPlan) -> None:
         for chunk in plan.chunks:

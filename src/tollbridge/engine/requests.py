@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tollbridge.engine.base import EngineRequest, FinishReason, ModelInfo, StepOutput
+from tollbridge.engine.base import EngineRequest, FinishReason, ModelInfo, StepOutput, TokenLogprobs
+from tollbridge.engine.draws import Draw
 from tollbridge.engine.ports import TextStream
-from tollbridge.errors import RequestError
+from tollbridge.errors import RequestError, UnsupportedError
 from tollbridge.sched.sequence import TokenSequence
 from tollbridge.transfer.base import TransferEnd
 from tollbridge.wire.params import WorkerReport
-
-_SEED_MASK = (1 << 64) - 1
 
 
 def check_request(request: EngineRequest, info: ModelInfo) -> None:
@@ -27,6 +26,16 @@ def check_request(request: EngineRequest, info: ModelInfo) -> None:
             f"The prompt contains token id {wrong}, but {info.name} knows ids 0 to {info.vocab_size - 1}.",
             param="prompt",
         )
+    if not 0 <= request.num_continued_tokens < len(prompt):
+        raise RequestError(
+            f"continued_tokens is {request.num_continued_tokens}: it must be fewer than the prompt has, {len(prompt)}.",
+            param="continued_tokens",
+        )
+    if request.sampling.prompt_logprobs is not None and request.transfer is not None:
+        raise UnsupportedError(
+            "Log probabilities of the prompt need all of it computed here: they cannot be had from a split.",
+            param="prompt_logprobs",
+        )
 
 
 class LiveRequest:
@@ -37,8 +46,8 @@ class LiveRequest:
         request: EngineRequest,
         sequence: TokenSequence,
         stream: TextStream,
+        draw: Draw,
         *,
-        seed: int,
         arrival_s: float,
         eos_token_ids: Iterable[int],
         digest: bytes = b"",
@@ -46,7 +55,7 @@ class LiveRequest:
         self.request = request
         self.sequence = sequence
         self.sampling = request.sampling
-        self.seed = seed & _SEED_MASK
+        self.draw = draw
         self.digest = digest  # of what its KV is computed from; only for a split
         self._stream = stream
         self._stop_ids = frozenset(request.sampling.stop_token_ids)
@@ -59,8 +68,9 @@ class LiveRequest:
 
         self.cached_tokens = 0  # of the prompt, in this worker's prefix cache at admission
         self.loaded_tokens = 0  # of the prompt, over the wire and accepted
-        self.num_generated = 0
         self.transfer_end: TransferEnd | None = None  # of a load
+        wants_scores = request.sampling.prompt_logprobs is not None
+        self._prompt_logprobs: list[TokenLogprobs | None] | None = [None] if wants_scores else None  # until told
 
     @property
     def transfer_id(self) -> str:
@@ -83,23 +93,49 @@ class LiveRequest:
         if self.prefill_s is None:
             self.prefill_s = now_s
 
-    def take(self, token_id: int) -> StepOutput:
+    @property
+    def num_generated(self) -> int:
+        return self.draw.num_drawn
+
+    def score(self, first_position: int, logprobs: Iterable[TokenLogprobs]) -> None:
+        """Note the log probabilities of prompt tokens from `first_position` on; those known already stay."""
+        assert self._prompt_logprobs is not None
+        for position, one in enumerate(logprobs, first_position):
+            if position == len(self._prompt_logprobs):
+                self._prompt_logprobs.append(one)
+        self.sequence.scores_prompt = len(self._prompt_logprobs) < self.sequence.num_prompt_tokens
+
+    def take(self, token_id: int, logprobs: TokenLogprobs | None = None) -> StepOutput:
         """Add a sampled token; the output says whether the request ends with it."""
-        self.num_generated += 1
-        text, reason, stop_reason = "", None, None  # type: str, FinishReason | None, int | str | None
-        if token_id in self._eos_ids:
-            reason = "stop"
-        elif token_id in self._stop_ids:
-            reason, stop_reason = "stop", token_id
-        else:
-            text, stop_reason = self._stream.push(token_id)
-            if stop_reason is not None:
-                return self._output((token_id,), text, "stop", stop_reason)
-            if self.num_generated >= self.sampling.max_tokens:
-                reason = "length"
-        if reason is not None:
-            text += self._stream.finish()
-        return self._output((token_id,), text, reason, stop_reason)
+        error = self.draw.take(token_id)
+        if error:
+            return self.end("error", error)
+        text, reason, stop_reason = self._judge(token_id)
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
+        return StepOutput(
+            request_id=self.request.request_id,
+            token_ids=(token_id,),
+            text=text,
+            logprobs=() if logprobs is None else (logprobs,),
+            prompt_logprobs=prompt_logprobs,
+            finish_reason=reason,
+            stop_reason=stop_reason,
+            report=None if reason is None else self.report(),
+        )
+
+    def _judge(self, token_id: int) -> tuple[str, FinishReason | None, int | str | None]:
+        """Return the text that a token adds, whether the request ends with it, and the stop token or string if so."""
+        may_stop = self.num_generated > self.sampling.min_tokens
+        is_eos = token_id in self._eos_ids
+        if is_eos or token_id in self._stop_ids:
+            text = self._stream.push(token_id, may_stop=False)[0] if self.sampling.include_stop else ""
+            return text + self._stream.finish(), "stop", None if is_eos else token_id
+        text, stop = self._stream.push(token_id, may_stop=may_stop)
+        if stop is not None:
+            return text, "stop", stop
+        if self.num_generated >= self.sampling.max_tokens:
+            return text + self._stream.finish(), "length", None
+        return text, None, None
 
     def end(self, reason: FinishReason, error: str = "") -> StepOutput:
         """Return the last output of a request that ends without a token."""
@@ -120,16 +156,4 @@ class LiveRequest:
             loaded_tokens=self.loaded_tokens,
             generated_tokens=self.num_generated,
             transfer=self.transfer_end,
-        )
-
-    def _output(
-        self, token_ids: tuple[int, ...], text: str, reason: FinishReason | None, stop_reason: int | str | None
-    ) -> StepOutput:
-        return StepOutput(
-            request_id=self.request.request_id,
-            token_ids=token_ids,
-            text=text,
-            finish_reason=reason,
-            stop_reason=stop_reason,
-            report=None if reason is None else self.report(),
         )

@@ -35,7 +35,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, on_layer: Callable[[int], None]) -> torch.Tensor:
-        """Compute the plan; return float32 logits `[number of chunks with needs_logits, vocab_size]`, in plan order.
+        """Compute the plan; return float32 logits `[plan.num_rows, vocab_size]`, chunk by chunk in plan order.
 
         `on_layer(layer)` is called once the KV of the plan's tokens is in the cache, before the layer attends.
         """
@@ -75,9 +75,9 @@ class ModelRunner:
         return torch.tensor([list(values)], device=self._model.device)  # [1, num_tokens]
 
     def _logit_rows(self, plan: StepPlan) -> torch.Tensor:
-        """Return the places, in the flattened step, of the last tokens of chunks that need logits."""
+        """Return the places, in the flattened step, of the tokens whose logits are wanted: the last of their chunks."""
         ends = itertools.accumulate(len(chunk.token_ids) for chunk in plan.chunks)
-        rows = [end - 1 for chunk, end in zip(plan.chunks, ends, strict=True) if chunk.needs_logits]
+        rows = [row for chunk, end in zip(plan.chunks, ends, strict=True) for row in range(end - chunk.num_rows, end)]
         return torch.tensor(rows, dtype=torch.int64, device=self._model.device)
 
 

@@ -1,12 +1,16 @@
-"""Draws tokens from logits: greedy, temperature, top-k, top-p, seeded.
+"""Draws tokens from logits: greedy or by chance, with the filters and penalties of OpenAI and vLLM, seeded.
 
-A draw depends on its own row of logits, its parameters, its seed and the token's position, never on the batch around
-it or on how many draws came before. So a request that moves to another worker, or is recomputed after a preemption,
-goes on as it would have. There is no generator state: the one uniform number a draw needs is a hash of (seed,
-position), and the token is where the cumulative distribution, in vocabulary order, passes it.
+A draw depends on its own row of logits and its own `Draw`, never on the batch around it or on how many draws came
+before. So a request that moves to another worker, or is recomputed after a preemption, goes on as it would have. There
+is no generator state: the one uniform number a draw needs is a hash of (seed, position), and the token is where the
+cumulative distribution, in vocabulary order, passes it.
 
-Filters keep every token as likely as the last one kept, so ties never depend on a sort's whim. Order: temperature,
-top-k, top-p of what is left, as vLLM and transformers do.
+Filters keep every token as likely as the last one kept, so ties never depend on a sort's whim. Order: structure and
+`shaping`, temperature, min-p, top-k, top-p of what is left, as vLLM does; log probabilities are those of the raw
+logits.
+
+Rows that only want the likeliest token are picked together, where the logits are. The others are brought to the host at
+once and drawn with numpy, which sorts a vocabulary twenty times faster than torch on CPUs.
 """
 
 from __future__ import annotations
@@ -18,12 +22,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tollbridge.engine.base import SamplingParams
+from tollbridge.engine.base import SamplingParams, TokenLogprobs
+from tollbridge.engine.draws import Draw, Floats
+from tollbridge.engine.logprobs import token_logprobs
+from tollbridge.engine.ports import Sampled
+from tollbridge.engine.shaping import NEVER, mask_structure, shape
 
-GREEDY_BELOW = 1e-5  # temperature
+MIN_TEMPERATURE = 0.01  # of draws by chance, as in vLLM: less overflows
 MASK_64 = (1 << 64) - 1
-
-Floats = npt.NDArray[np.float32]
+NOTHING_LEFT = "Nothing can be drawn: structure, bad_words, allowed_token_ids and logit_bias forbid every token."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,28 +42,37 @@ class SamplerStatistics:
 
 
 class TokenSampler:
-    """Implements `ports.Sampler`; draws with numpy, which sorts a vocabulary twenty times faster than torch on CPUs."""
+    """Implements `ports.Sampler`."""
 
     def __init__(self) -> None:
         self._greedy_total = 0
         self._random_total = 0
 
     @torch.inference_mode()
-    def sample(
-        self, logits: object, params: Sequence[SamplingParams], seeds: Sequence[int], positions: Sequence[int]
-    ) -> list[int]:
-        """Return one token id per row of `logits`, float32 `[num_rows, vocab_size]`; RuntimeError when one is NaN."""
+    def sample(self, logits: object, draws: Sequence[Draw], rows: Sequence[int] | None = None) -> Sampled:
+        """Draw from `logits`, float32 `[num_rows, vocab_size]`; RuntimeError when a row is NaN."""
         assert isinstance(logits, torch.Tensor)
-        if not params:
-            return []
-        token_ids = _best(logits)
-        drawn = [row for row, one in enumerate(params) if one.temperature >= GREEDY_BELOW]
-        self._greedy_total += len(params) - len(drawn)
-        self._random_total += len(drawn)
-        for row in drawn:
-            number = uniform(seeds[row], positions[row])
-            token_ids[row] = _draw(logits[row].cpu().numpy(), params[row], number)
-        return token_ids
+        if not draws:
+            return Sampled([])
+        if rows is not None:
+            logits = logits[torch.tensor(rows, device=logits.device)]
+        sampled = Sampled(_best(logits), {}, {})
+        one_by_one = [index for index, draw in enumerate(draws) if _needs_row(draw)]
+        if one_by_one:
+            host = _on_host(logits, one_by_one)
+            for index, row in zip(one_by_one, host, strict=True):
+                _draw_into(sampled, index, row, draws[index])
+        num_greedy = sum(draw.is_greedy for draw in draws)
+        self._greedy_total += num_greedy
+        self._random_total += len(draws) - num_greedy
+        return sampled
+
+    @torch.inference_mode()
+    def score(self, logits: object, first_row: int, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+        """Return the log probabilities of `token_ids`, each by one row from `first_row` on."""
+        assert isinstance(logits, torch.Tensor)
+        host = logits[first_row : first_row + len(token_ids)].cpu().numpy()
+        return [token_logprobs(row, token_id, num_top) for row, token_id in zip(host, token_ids, strict=True)]
 
     def statistics(self) -> SamplerStatistics:
         return SamplerStatistics(greedy_total=self._greedy_total, random_total=self._random_total)
@@ -85,10 +101,40 @@ def _best(logits: torch.Tensor) -> list[int]:
     return token_ids
 
 
-def _draw(logits: Floats, params: SamplingParams, number: float) -> int:
+def _needs_row(draw: Draw) -> bool:
+    return not draw.is_greedy or draw.shapes or draw.params.logprobs is not None
+
+
+def _on_host(logits: torch.Tensor, rows: list[int]) -> list[Floats]:
+    if logits.device.type == "cpu":
+        array = logits.numpy()
+        return [array[row] for row in rows]
+    return list(logits[torch.tensor(rows, device=logits.device)].cpu().numpy())
+
+
+def _draw_into(sampled: Sampled, index: int, row: Floats, draw: Draw) -> None:
+    """Draw one token from `row`, which is left as it is."""
+    scores = row
+    if draw.shapes:
+        row = row.copy() if draw.matcher is not None else row
+        mask_structure(row, draw)
+        scores = row.copy()
+        shape(scores, draw)
+        if scores.max() == NEVER:
+            sampled.errors[index] = NOTHING_LEFT
+            return
+    if not draw.is_greedy:
+        sampled.token_ids[index] = _pick(scores, draw.params, uniform(draw.seed, draw.position))
+    elif draw.shapes:
+        sampled.token_ids[index] = int(scores.argmax())
+    if draw.params.logprobs is not None:
+        sampled.logprobs[index] = token_logprobs(row, sampled.token_ids[index], draw.params.logprobs)
+
+
+def _pick(logits: Floats, params: SamplingParams, number: float) -> int:
     """Return the token at `number` (in [0, 1)) of the distribution that `logits` `[vocab_size]` and `params` make."""
-    scores = (logits - logits.max()) / np.float32(params.temperature)
-    candidates = _top_k(scores, params.top_k)
+    scores = (logits - logits.max()) / np.float32(max(params.temperature, MIN_TEMPERATURE))
+    candidates = _candidates(scores, params)
     probs = np.exp(scores if candidates is None else scores[candidates])  # up to a factor
     if params.top_p < 1.0:
         probs[probs < _nucleus_threshold(probs, params.top_p)] = 0.0
@@ -98,17 +144,22 @@ def _draw(logits: Floats, params: SamplingParams, number: float) -> int:
     return pick if candidates is None else int(candidates[pick])
 
 
-def _top_k(scores: Floats, top_k: int) -> npt.NDArray[np.intp] | None:
-    """Return the tokens, in vocabulary order, at least as likely as the k-th likeliest; None for all."""
-    if not 0 < top_k < len(scores):
-        return None
-    border = len(scores) - top_k
-    return np.flatnonzero(scores >= np.partition(scores, border)[border])
+def _candidates(scores: Floats, params: SamplingParams) -> npt.NDArray[np.intp] | None:
+    """Return the tokens that min-p and top-k leave, in vocabulary order; None for all."""
+    border = np.float32(np.log(params.min_p)) if params.min_p > 0 else NEVER
+    if 0 < params.top_k < len(scores):
+        place = len(scores) - params.top_k
+        border = max(border, np.partition(scores, place)[place])
+    return None if border == NEVER else np.flatnonzero(scores >= border)
 
 
 def _nucleus_threshold(probs: Floats, top_p: float) -> np.float32:
     """Return the probability of the last token in the smallest set of likeliest ones whose share reaches `top_p`."""
-    falling = np.sort(probs)[::-1]
+    total = probs.sum(dtype=np.float64)
+    # All below this together are less than the share that may be left out, so the nucleus is among the others.
+    likely = probs[probs >= total * (1.0 - top_p) / len(probs)]
+    falling = np.sort(likely)[::-1]
     cumulative = falling.cumsum(dtype=np.float64)
-    threshold: np.float32 = falling[cumulative.searchsorted(top_p * cumulative[-1])]
+    place = min(int(cumulative.searchsorted(top_p * total)), len(falling) - 1)
+    threshold: np.float32 = falling[place]
     return threshold

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tollbridge.engine.base import ChatOptions
+from tollbridge.engine.base import ChatOptions, SamplingParams
 from tollbridge.engine.detokenizer import IncrementalText
 from tollbridge.engine.model import quiet_transformers
+from tollbridge.engine.structure import Structures
 from tollbridge.errors import RequestError, StartupError, UnsupportedError
 
 _NO_OPTIONS = ChatOptions()
@@ -35,9 +36,9 @@ class ModelTokenizer:
         ids: list[int] = self._rust.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
-    def decode(self, token_ids: list[int]) -> str:
-        """Return the text without special tokens; incomplete characters show as U+FFFD."""
-        text: str = self._rust.decode(token_ids, skip_special_tokens=True)
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text; incomplete characters show as U+FFFD."""
+        text: str = self._rust.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
     def token_strings(self, token_ids: list[int]) -> list[str]:
@@ -52,9 +53,17 @@ class ModelTokenizer:
         plain = [_with_plain_content(message) for message in messages]
         return self.encode(self._render(plain, options), add_special_tokens=options.add_special_tokens)
 
-    def text_stream(self, prompt_token_ids: Sequence[int], stop: tuple[str, ...]) -> IncrementalText:
+    def text_stream(self, prompt_token_ids: Sequence[int], sampling: SamplingParams) -> IncrementalText:
         """Start the text of a request."""
-        return IncrementalText(self.decode, prompt_token_ids, stop)
+        decode = self.decode if sampling.skip_special_tokens else self._decode_all
+        return IncrementalText(decode, prompt_token_ids, sampling.stop, include_stop=sampling.include_stop)
+
+    def structures(self, *, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Structures:
+        """Return what compiles structured output for this vocabulary."""
+        return Structures(self._fast, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+
+    def _decode_all(self, token_ids: list[int]) -> str:
+        return self.decode(token_ids, skip_special_tokens=False)
 
     def _check(self, options: ChatOptions) -> None:
         """Refuse tools that the template would pass over in silence, and variables that are no such."""

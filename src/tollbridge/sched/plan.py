@@ -15,6 +15,12 @@ class SequenceChunk:
     first_token: int  # position of token_ids[0]
     block_table: Sequence[int]  # covers first_token + len(token_ids) tokens
     needs_logits: bool  # the last token's logits are sampled from
+    all_logits: bool = False  # those of every token are wanted, to score the prompt
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits that this chunk yields."""
+        return len(self.token_ids) if self.all_logits else int(self.needs_logits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,3 +32,7 @@ class StepPlan:
     @property
     def num_tokens(self) -> int:
         return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(chunk.num_rows for chunk in self.chunks)

@@ -1,10 +1,10 @@
 """Continuous batching: who computes what in the next step, and in which blocks.
 
-A step serves running decodes first (one token each), then prefill chunks, oldest request first, under a token budget;
-then it admits. Admission takes the prefix-cache hit and allocates blocks for every token known so far, so a prefill
-never runs out of blocks half way; only a decode that crosses into a new block can, and then the running sequence that
-arrived last is preempted: its blocks go, its tokens stay and are recomputed as if they were prompt. Draws depend on
-(seed, position) only, so preemption does not change the output.
+A step serves running decodes first (one token each), then prefill chunks, under a token budget; then it admits. Who has
+the higher priority comes first, then who is older. Admission takes the prefix-cache hit and allocates blocks for every
+token known so far, so a prefill never runs out of blocks half way; only a decode that crosses into a new block can, and
+then the last of the running sequences is preempted: its blocks go, its tokens stay and are recomputed as if they were
+prompt. Draws depend on (seed, position) only, so preemption does not change the output.
 
 Who waits for whom. A remote sequence, whose KV comes over the wire, is parked: it holds the blocks of its whole prompt,
 computes nothing and cannot be preempted. What cannot be admitted is passed a bounded number of times (`waiting.py`);
@@ -87,7 +87,7 @@ class Scheduler:
 
         self._sequences: dict[str, TokenSequence] = {}  # all but pinned and finished ones
         self._waiting = WaitingQueues()
-        self._running: list[TokenSequence] = []  # by order of arrival
+        self._running: list[TokenSequence] = []  # by priority, then by arrival
         self._parked: dict[TokenSequence, None] = {}
         self._revoked: TokenSequence | None = None  # one of the parked
         self._ready: list[TokenSequence] = []
@@ -303,7 +303,8 @@ class Scheduler:
         """
         tokens, size = sequence.token_ids, self._block_size
         sequence.chain.grow(tokens)
-        hits = self._pool.lookup(sequence.chain.hashes[: (len(tokens) - 1) // size])
+        num_usable = 0 if sequence.scores_prompt else (len(tokens) - 1) // size
+        hits = self._pool.lookup(sequence.chain.hashes[:num_usable])
         num_new = self._blocks_for(len(tokens)) - len(hits)
         if self._pool.num_free_without(hits) < num_new + len(self._running):
             return False

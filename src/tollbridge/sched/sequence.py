@@ -28,7 +28,7 @@ class State(enum.Enum):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TokenSequence:
-    """Tokens of one request with their blocks. The scheduler owns every field but the first seven."""
+    """Tokens of one request with their blocks. The scheduler owns every field from `state` on."""
 
     request_id: str
     token_ids: list[int]  # prompt, then generated tokens; only ever appended to
@@ -37,6 +37,8 @@ class TokenSequence:
     remote: bool = False  # the KV of its prompt is to come from another worker; False once that was tried
     awaited: bool = False  # another worker waits for the KV of its prompt
     veto_tokens: int = 0  # a remote one that lacks no more computes them itself
+    priority: int = 0  # the lower, the earlier
+    scores_prompt: bool = False  # the logits of all its tokens are wanted, so none may come from the prefix cache
     state: State = State.WAITING
     order: int = -1  # of arrival
     block_table: list[int] = field(
@@ -47,6 +49,7 @@ class TokenSequence:
     num_committed_blocks: int = 0  # blocks of the table that are in the prefix cache
     num_hit_tokens: int = 0  # tokens found in the prefix cache at the last admission
     num_overtakes: int = 0  # how often the other queue was served first while this one was at the head
+    num_passed: int = 0  # how often a later one of higher priority was served first while this was the oldest
 
     @property
     def num_tokens(self) -> int:
@@ -75,4 +78,5 @@ class TokenSequence:
             first_token=first,
             block_table=self.block_table,
             needs_logits=last == self.num_tokens,
+            all_logits=self.scores_prompt,
         )

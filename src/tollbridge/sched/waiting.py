@@ -1,9 +1,12 @@
-"""Sequences that wait for admission: two queues, each first come first served, that pass each other, but not for ever.
+"""Sequences that wait for admission: two queues, by priority, then arrival, that pass each other, but not for ever.
 
 *Local* sequences need a place in the batch and blocks; *remote* ones need only blocks and are then parked. A head that
 cannot be placed closes its own queue and leaves the other open, until it has been passed `MAX_OVERTAKES` times: then it
 is the only one that may be placed. So a load that finds no room does not stop the local work behind it, and no queue
 starves the other.
+
+Within a queue, the oldest sequence that has been passed `MAX_PASSED` times by later ones of higher priority goes first:
+a low priority means late, not never.
 """
 
 from __future__ import annotations
@@ -14,14 +17,15 @@ from collections.abc import Callable, Iterator
 from tollbridge.sched.sequence import State, TokenSequence
 
 MAX_OVERTAKES = 16
+MAX_PASSED = 64
 
 
-def by_order(sequence: TokenSequence) -> int:
-    return sequence.order
+def by_order(sequence: TokenSequence) -> tuple[int, int]:
+    return sequence.priority, sequence.order
 
 
 class WaitingQueues:
-    """The local and the remote queue, each in order of arrival."""
+    """The local and the remote queue."""
 
     def __init__(self) -> None:
         self._local: list[TokenSequence] = []
@@ -35,7 +39,7 @@ class WaitingQueues:
         yield from self._remote
 
     def push(self, sequence: TokenSequence) -> None:
-        """Queue by order of arrival; a preempted sequence so goes back before later ones."""
+        """Queue in its place; a preempted sequence so goes back before later ones."""
         sequence.state = State.WAITING
         sequence.num_overtakes = 0
         insort(self._queue(sequence), sequence, key=by_order)
@@ -49,9 +53,10 @@ class WaitingQueues:
         while (head := self._next(blocked)) is not None:
             queue = self._queue(head)
             if try_place(head):
-                queue.pop(0)
+                queue.remove(head)
+                _note_passed(queue, head)
                 for passed in blocked:
-                    passed.num_overtakes += passed.order < head.order
+                    passed.num_overtakes += by_order(passed) < by_order(head)
                 continue
             blocked.append(head)
             if head.num_overtakes >= MAX_OVERTAKES:
@@ -67,8 +72,28 @@ class WaitingQueues:
 
     def _next(self, blocked: list[TokenSequence]) -> TokenSequence | None:
         """Return the head to try next: one that was passed too often, else the older one."""
-        heads = [queue[0] for queue in (self._local, self._remote) if queue and queue[0] not in blocked]
-        return min(heads, key=lambda head: (head.num_overtakes < MAX_OVERTAKES, head.order), default=None)
+        heads = [_head(queue) for queue in (self._local, self._remote) if queue]
+        open_heads = [head for head in heads if head not in blocked]
+        return min(open_heads, key=lambda head: (head.num_overtakes < MAX_OVERTAKES, by_order(head)), default=None)
 
     def _queue(self, sequence: TokenSequence) -> list[TokenSequence]:
         return self._remote if sequence.remote else self._local
+
+
+def _head(queue: list[TokenSequence]) -> TokenSequence:
+    """Return who is next: the first, unless the oldest has been passed too often."""
+    if queue[0].priority == queue[-1].priority:
+        return queue[0]
+    oldest = _oldest(queue)
+    return oldest if oldest.num_passed >= MAX_PASSED else queue[0]
+
+
+def _note_passed(queue: list[TokenSequence], placed: TokenSequence) -> None:
+    """Count it when `placed`, which has just left `queue`, was younger than its oldest."""
+    if queue and queue[-1].priority > placed.priority:
+        oldest = _oldest(queue)
+        oldest.num_passed += oldest.order < placed.order
+
+
+def _oldest(queue: list[TokenSequence]) -> TokenSequence:
+    return min(queue, key=lambda sequence: sequence.order)

@@ -20,28 +20,70 @@ class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     continuous_usage_stats: bool = False
 
 
+class JsonSchemaFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    name: str
+    schema: dict[str, Any] | None = None
+    description: str | None = None
+    strict: bool | None = None  # structures are always followed strictly
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's; exactly one of them."""
+
+    json: str | dict[str, Any] | None = None  # a JSON schema
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
 class _Sampling(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None  # vLLM extension; -1 or 0: all
     seed: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None  # vLLM extension
-    ignore_eos: bool = False  # vLLM extension
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None  # by token id
+    response_format: ResponseFormat | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: int = 1
     user: str | None = None
-    cache_salt: str | None = None  # vLLM extension: keeps tenants' prefix caches apart
+    # vLLM's extensions
+    top_k: int | None = None  # -1 or 0: all
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int = 0
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+    prompt_logprobs: int | None = None
+    return_tokens_as_token_ids: bool = False  # in logprobs, tokens as "token_id:7"
+    structured_outputs: StructuredOutputs | None = None
+    priority: int = 0  # the lower, the earlier
+    cache_salt: str | None = None  # keeps tenants' prefix caches apart
     kv_transfer_params: dict[str, Any] | None = None
+    # ours: how many tokens at the end of the prompt another worker has generated of this answer
+    continued_tokens: int = 0
 
 
 class CompletionRequest(_Sampling, frozen=True, kw_only=True):
     """`POST /v1/completions`. `prompt` is text, or token ids, or a list of either; the types never mix."""
 
     prompt: str | list[int | str | list[int]]
+    echo: bool = False
+    logprobs: int | None = None  # how many of the likeliest tokens to name beside each generated one
     add_special_tokens: bool = True  # vLLM extension
     return_token_ids: bool = False  # vLLM extension: choices carry `token_ids`
 
@@ -65,6 +107,8 @@ class ChatCompletionRequest(_Sampling, frozen=True, kw_only=True):
 
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
     add_generation_prompt: bool = True  # vLLM extension
     continue_final_message: bool = False  # vLLM extension
     chat_template_kwargs: dict[str, Any] | None = None  # vLLM extension
@@ -118,9 +162,38 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["list"] = "list"
 
 
+class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    text_offset: list[int]
+    token_logprobs: list[float | None]  # null: of the first token of a prompt
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class ChatTopLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(ChatTopLogprob, frozen=True, kw_only=True):
+    top_logprobs: list[ChatTopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True, kw_only=True):
+    content: list[ChatLogprob]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]  # by position, then by token id
+
+
 class _Choice(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0
-    logprobs: None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None  # vLLM extension: the stop string or token id that ended it
     token_ids: list[int] | UnsetType = UNSET  # with `return_token_ids`
@@ -130,6 +203,8 @@ class CompletionChoice(_Choice, frozen=True, kw_only=True):
     """Of a completion, whole or chunk: a chunk's `text` and `token_ids` are the new ones."""
 
     text: str
+    logprobs: CompletionLogprobs | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET  # with `return_token_ids`; of a stream, in the first chunk
 
 
@@ -156,6 +231,7 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 class ChatChoice(_Choice, frozen=True, kw_only=True):
     message: ChatMessage
+    logprobs: ChatLogprobs | None = None
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,6 +242,7 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 class ChatChunkChoice(_Choice, frozen=True, kw_only=True):
     delta: ChatDelta
+    logprobs: ChatLogprobs | None = None
 
 
 class _Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,6 +263,7 @@ class Completion(_Answer, frozen=True, kw_only=True):
 class ChatCompletion(_Answer, frozen=True, kw_only=True):
     choices: list[ChatChoice]
     object: Literal["chat.completion"] = "chat.completion"
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 

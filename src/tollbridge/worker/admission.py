@@ -5,19 +5,24 @@ from __future__ import annotations
 import itertools
 import re
 import secrets
+from collections.abc import Iterator
 from typing import Literal
 
 from aiohttp import web
 
+from tollbridge.engine.base import Structure, Tokenizer
 from tollbridge.errors import RequestError
 from tollbridge.wire.bodies import Bodies
 from tollbridge.wire.openai import ChatCompletionRequest, CompletionRequest
+from tollbridge.wire.params import TransferParams
 from tollbridge.worker import legs
 from tollbridge.worker.door import Door
-from tollbridge.worker.job import Job
+from tollbridge.worker.job import Branch, Job
 from tollbridge.worker.messages import chat_options
 from tollbridge.worker.parse import parse
-from tollbridge.worker.sampling import Asked, check_single, sampling_params
+from tollbridge.worker.prompts import split_prompts
+from tollbridge.worker.sampling import Asked, check_shape, only_echoes, sampling_params
+from tollbridge.worker.structured import param_of
 from tollbridge.worker.tools import check_tools, maybe_reader
 
 REPORT_HEADER = "x-tollbridge-report"
@@ -32,8 +37,8 @@ async def completion_job(door: Door, http: web.Request, body: bytes) -> Job:
     arrival_s = door.clock.monotonic()
     asked = parse(body, CompletionRequest)
     door.check_model(asked.model)
-    check_single(asked)
-    return _job(door, http, asked, await door.prompts.completion(asked), "completion", arrival_s)
+    check_shape(asked)
+    return await _job(door, http, asked, await door.prompts.completion(asked), "completion", arrival_s)
 
 
 async def chat_job(door: Door, http: web.Request, body: bytes) -> Job:
@@ -41,10 +46,10 @@ async def chat_job(door: Door, http: web.Request, body: bytes) -> Job:
     arrival_s = door.clock.monotonic()
     asked = parse(body, ChatCompletionRequest)
     door.check_model(asked.model)
-    check_single(asked)
+    check_shape(asked)
     check_tools(asked)
     prompt_token_ids = await door.prompts.messages(asked.messages, chat_options(asked))
-    return _job(door, http, asked, prompt_token_ids, "chat", arrival_s)
+    return await _job(door, http, asked, [prompt_token_ids], "chat", arrival_s)
 
 
 async def read_body(http: web.Request, bodies: Bodies) -> bytes:
@@ -60,36 +65,75 @@ def request_id(http: web.Request) -> str:
     return given if _SAFE_ID.fullmatch(given) else secrets.token_hex(16)
 
 
-def _job(
+async def _job(
     door: Door,
     http: web.Request,
     asked: Asked,
-    prompt_token_ids: list[int],
+    prompts: list[list[int]],
     kind: Literal["completion", "chat"],
     arrival_s: float,
 ) -> Job:
-    sampling = sampling_params(asked, door.engine.info, num_prompt_tokens=len(prompt_token_ids))
-    transfer = legs.transfer_params(asked.kv_transfer_params, secret=door.secret, now_s=door.clock.wall())
-    legs.check_leg(transfer, sampling)
-    options = asked.stream_options
     name = request_id(http)
     public_id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{name}"
+    transfer = legs.transfer_params(asked.kv_transfer_params, secret=door.secret, now_s=door.clock.wall())
+    branches = tuple(_branches(door, asked, prompts, transfer, public_id))
+    legs.check_leg(transfer, branches)
+    await _check_structure(door, asked, branches[0].sampling.structure)
+    options = asked.stream_options
     return Job(
         request_id=name,
         id=public_id,
-        engine_id=f"{public_id}-{next(_serial)}",
         kind=kind,
         model=door.identity.model_names[0],
-        prompt_token_ids=prompt_token_ids,
-        sampling=sampling,
-        transfer=transfer,
+        branches=branches,
         cache_salt=asked.cache_salt,
+        priority=asked.priority,
+        num_continued_tokens=asked.continued_tokens,
         stream=asked.stream,
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.continuous_usage_stats,
         return_token_ids=asked.return_token_ids,
-        tools=maybe_reader(asked) if isinstance(asked, ChatCompletionRequest) else None,
+        tokens_as_ids=asked.return_tokens_as_token_ids,
+        only_echoes=only_echoes(asked),
         wants_report=transfer is not None or http.headers.get(REPORT_HEADER) == "1",
         created=int(door.clock.wall()),
         arrival_s=arrival_s,
     )
+
+
+def _branches(
+    door: Door, asked: Asked, prompts: list[list[int]], transfer: TransferParams | None, public_id: str
+) -> Iterator[Branch]:
+    model, tokenizer = door.engine.info, door.engine.tokenizer
+    for number, prompt in enumerate(prompts):
+        for choice in range(asked.n):
+            yield Branch(
+                index=number * asked.n + choice,
+                engine_id=f"{public_id}-{next(_serial)}",
+                prompt_token_ids=prompt,
+                sampling=sampling_params(asked, model, tokenizer, num_prompt_tokens=len(prompt), choice=choice),
+                transfer=transfer if choice == 0 else None,
+                leader=number * asked.n if choice else None,
+                echo=_echo(asked, tokenizer, number, prompt),
+                tools=maybe_reader(asked) if isinstance(asked, ChatCompletionRequest) else None,
+            )
+
+
+def _echo(asked: Asked, tokenizer: Tokenizer, number: int, prompt: list[int]) -> str | None:
+    """Return the text that a prompt's choices begin with: as it was sent; none beside token ids, as in vLLM."""
+    if not (isinstance(asked, CompletionRequest) and asked.echo):
+        return None
+    if asked.return_token_ids:
+        return ""
+    sent = split_prompts(asked.prompt)[number]
+    return sent if isinstance(sent, str) else tokenizer.decode(prompt)
+
+
+async def _check_structure(door: Door, asked: Asked, structure: Structure | None) -> None:
+    """Compile a structure beside the event loop; its error names the parameter that it came from."""
+    if structure is None:
+        return
+    try:
+        await door.prompts.beside(lambda: door.engine.check_structure(structure))
+    except RequestError as error:
+        raise type(error)(error.message, param=param_of(asked.response_format)) from None

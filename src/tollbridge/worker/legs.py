@@ -10,10 +10,12 @@ and loads (decode) by it; here a leg is authenticated and held to its promise:
 
 from __future__ import annotations
 
-from tollbridge.engine.base import SamplingParams
+from collections.abc import Sequence
+
 from tollbridge.errors import AuthenticationError, RequestError
 from tollbridge.wire import params as wire
 from tollbridge.wire.params import TransferParams
+from tollbridge.worker.job import Branch
 
 
 def transfer_params(value: object, *, secret: bytes | None, now_s: float) -> TransferParams | None:
@@ -31,12 +33,19 @@ def transfer_params(value: object, *, secret: bytes | None, now_s: float) -> Tra
     return params
 
 
-def check_leg(params: TransferParams | None, sampling: SamplingParams) -> None:
-    """Raise RequestError when a prefill leg asks for more than its one token, or a release for any."""
-    if params is not None and params.role == "release":
+def check_leg(params: TransferParams | None, branches: Sequence[Branch]) -> None:
+    """Raise RequestError when a leg has several prompts, a prefill leg more than its one token, or a release any."""
+    if params is None:
+        return
+    if params.role == "release":
         raise RequestError(f"This worker takes a release at {wire.RELEASE_PATH} only.", param="kv_transfer_params")
-    if params is not None and params.role == "prefill" and sampling.max_tokens != 1:
+    if sum(branch.leader is None for branch in branches) > 1:
+        raise RequestError("A leg of a split has one prompt, not several.", param="prompt")
+    if params.role == "prefill" and len(branches) > 1:
+        raise RequestError("The prefill leg of a split has one choice: send n 1.", param="n")
+    num_tokens = branches[0].sampling.max_tokens
+    if params.role == "prefill" and num_tokens != 1:
         raise RequestError(
-            f"The prefill leg of a split generates one token, not {sampling.max_tokens}: send max_tokens 1.",
+            f"The prefill leg of a split generates one token, not {num_tokens}: send max_tokens 1.",
             param="max_tokens",
         )

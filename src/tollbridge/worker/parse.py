@@ -1,6 +1,6 @@
 """JSON body -> request struct. Nothing is ignored: what the engine cannot do is refused by name, with the nearest name.
 
-A parameter that the engine lacks is let through only at the value at which it asks for nothing (`"echo": false`),
+A parameter that the engine lacks is let through only at the value at which it asks for nothing (`"best_of": 1`),
 because common clients always send some of these.
 """
 
@@ -17,38 +17,24 @@ from tollbridge.errors import RequestError, UnsupportedError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_ZERO = (b"0", b"0.0")
 _ONE = (b"1", b"1.0")
 
 # Known to OpenAI or vLLM, absent here: name -> the JSON texts that mean "not wanted" (null always does).
 NEUTRAL: dict[str, tuple[bytes, ...]] = {
     "best_of": (b"1",),
     "chat_template": (),
-    "echo": (b"false",),
-    "frequency_penalty": _ZERO,
+    "echo": (b"false",),  # of a chat
     "function_call": (b'"none"',),
     "functions": (b"[]",),
-    "include_stop_str_in_output": (b"false",),
     "length_penalty": _ONE,
-    "logit_bias": (b"{}",),
-    "logprobs": (b"false",),
     "metadata": (b"{}",),
-    "min_p": _ZERO,
-    "min_tokens": (b"0",),
     "modalities": (b'["text"]',),
-    "presence_penalty": _ZERO,
-    "priority": (b"0",),
-    "prompt_logprobs": (),
     "reasoning_effort": (),
-    "repetition_penalty": _ONE,
-    "response_format": (b'{"type":"text"}', b'{"type": "text"}'),
     "service_tier": (b'"auto"', b'"default"'),
-    "skip_special_tokens": (b"true",),
     "spaces_between_special_tokens": (b"true",),
     "store": (b"false",),
-    "structured_outputs": (),
     "suffix": (b'""',),
-    "top_logprobs": (b"0",),
+    "top_logprobs": (b"0",),  # of a completion, whose `logprobs` is the number
     "truncate_prompt_tokens": (),
     "use_beam_search": (b"false",),
 }

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tollbridge.engine.base import ChatOptions, ModelInfo, Tokenizer
-from tollbridge.errors import ContextLengthError, RequestError, UnsupportedError
+from tollbridge.errors import ContextLengthError, RequestError
 from tollbridge.wire.openai import CompletionRequest
 from tollbridge.worker.messages import plain_message
 
@@ -37,9 +37,11 @@ class Prompts:
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
-    async def completion(self, asked: CompletionRequest) -> list[int]:
-        """Return the ids of the one prompt of `asked`; RequestError otherwise."""
-        prompt = _one_prompt(asked.prompt)
+    async def completion(self, asked: CompletionRequest) -> list[list[int]]:
+        """Return the ids of each prompt of `asked`; RequestError otherwise."""
+        return [await self._ids(prompt, asked) for prompt in split_prompts(asked.prompt)]
+
+    async def _ids(self, prompt: str | list[int], asked: CompletionRequest) -> list[int]:
         if isinstance(prompt, str):
             return await self.text(prompt, add_special_tokens=asked.add_special_tokens)
         self.check_ids(prompt, "prompt")
@@ -70,6 +72,10 @@ class Prompts:
         if not ids:
             raise RequestError("The messages have no tokens: give them some text.", param="messages")
         return ids
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        """Run what may take long beside the event loop, after the texts that wait."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def detokenize(self, ids: list[int]) -> str:
         if ids:
@@ -107,28 +113,18 @@ class Prompts:
         )
 
     async def _run(self, num_characters: int, work: Callable[[], T]) -> T:
-        if num_characters <= INLINE_CHARACTERS:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return work() if num_characters <= INLINE_CHARACTERS else await self.beside(work)
 
 
-def _one_prompt(prompt: str | list[int | str | list[int]]) -> str | list[int]:
-    """Return the one prompt: text or ids, also inside a list of one."""
+def split_prompts(prompt: str | list[int | str | list[int]]) -> list[str | list[int]]:
+    """Return the prompts, each text or ids; RequestError when they are of several kinds, or none."""
     if isinstance(prompt, str):
-        return prompt
-    if not prompt:
+        return [prompt]
+    kinds = {type(item) for item in prompt}
+    if not prompt or (kinds == {list} and not all(prompt)):
         raise RequestError('Parameter "prompt" must not be empty.', param="prompt")
-    ids = [item for item in prompt if isinstance(item, int)]
-    if len(ids) == len(prompt):
-        return ids
-    if ids or len({type(item) for item in prompt}) > 1:
+    if len(kinds) > 1:
         raise RequestError('Parameter "prompt" mixes texts, token ids and lists: send one kind.', param="prompt")
-    if len(prompt) > 1:
-        raise UnsupportedError(
-            f'Parameter "prompt" holds {len(prompt)} prompts: a list of several is not supported yet by the '
-            "embedded engine; send one request for each.",
-            param="prompt",
-        )
-    only = prompt[0]
-    assert not isinstance(only, int)
-    return _one_prompt(only if isinstance(only, str) else list(only))
+    if kinds == {int}:
+        return [[item for item in prompt if isinstance(item, int)]]
+    return [item for item in prompt if not isinstance(item, int)]

@@ -1,39 +1,76 @@
-"""How a request wants its tokens drawn: OpenAI's parameters, checked, as the engine's `SamplingParams`."""
+"""How a request wants its tokens drawn: OpenAI's and vLLM's parameters, checked, as the engine's `SamplingParams`."""
 
 from __future__ import annotations
 
-from tollbridge.engine.base import ModelInfo, SamplingParams
-from tollbridge.errors import ContextLengthError, RequestError, UnsupportedError
+import math
+
+from tollbridge.engine.base import ModelInfo, SamplingParams, Tokenizer
+from tollbridge.errors import ContextLengthError, RequestError
 from tollbridge.wire.openai import ChatCompletionRequest, CompletionRequest
+from tollbridge.worker.prompts import split_prompts
+from tollbridge.worker.structured import maybe_structure
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions; a chat may fill the context
 MAX_STOP_STRINGS = 32  # each costs a search per token
+MAX_LOGPROBS = 20  # per token, as OpenAI and vLLM
+MAX_CHOICES = 128  # of one request, over all its prompts
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARACTERS = 256
+MAX_BIAS = 100.0  # what is beyond is cut, as in vLLM
 
 Asked = CompletionRequest | ChatCompletionRequest
 
 
-def sampling_params(asked: Asked, model: ModelInfo, *, num_prompt_tokens: int) -> SamplingParams:
-    """Return the checked parameters; RequestError names the one at fault."""
+def sampling_params(
+    asked: Asked, model: ModelInfo, tokenizer: Tokenizer, *, num_prompt_tokens: int, choice: int = 0
+) -> SamplingParams:
+    """Return the checked parameters of one choice of several; RequestError names the one at fault."""
     _check_ranges(asked)
+    max_tokens = _max_tokens(asked, model, num_prompt_tokens)
+    _require(asked.min_tokens <= max_tokens, "min_tokens", f"must be at most max_tokens, {max_tokens}")
     return SamplingParams(
-        max_tokens=_max_tokens(asked, model, num_prompt_tokens),
+        max_tokens=max_tokens,
+        min_tokens=asked.min_tokens,
         temperature=1.0 if asked.temperature is None else asked.temperature,
         top_p=1.0 if asked.top_p is None else asked.top_p,
         top_k=max(asked.top_k or 0, 0),
-        seed=asked.seed,
+        min_p=asked.min_p or 0.0,
+        seed=None if asked.seed is None else asked.seed + choice,
+        presence_penalty=asked.presence_penalty or 0.0,
+        frequency_penalty=asked.frequency_penalty or 0.0,
+        repetition_penalty=1.0 if asked.repetition_penalty is None else asked.repetition_penalty,
+        logit_bias=_logit_bias(asked.logit_bias, model.vocab_size),
+        allowed_token_ids=_token_ids("allowed_token_ids", asked.allowed_token_ids, model.vocab_size),
+        bad_words=_bad_words(asked.bad_words, tokenizer, model.vocab_size),
+        structure=maybe_structure(asked.response_format, asked.structured_outputs),
         stop=_stop_strings(asked.stop),
-        stop_token_ids=_stop_token_ids(asked.stop_token_ids, model.vocab_size),
+        stop_token_ids=_token_ids("stop_token_ids", asked.stop_token_ids, model.vocab_size),
+        include_stop=asked.include_stop_str_in_output,
         ignore_eos=asked.ignore_eos,
+        skip_special_tokens=asked.skip_special_tokens,
+        logprobs=_num_logprobs(asked),
+        prompt_logprobs=_num_prompt_logprobs(asked),
     )
 
 
-def check_single(asked: Asked) -> None:
-    """Refuse what needs several sequences, and options that contradict each other."""
+def check_shape(asked: Asked) -> None:
+    """Refuse options that contradict each other."""
+    num_prompts = len(split_prompts(asked.prompt)) if isinstance(asked, CompletionRequest) else 1
     _require(asked.n >= 1, "n", f"must be at least 1, got {asked.n}")
-    if asked.n > 1:
-        raise UnsupportedError('Parameter "n" above 1 is not supported yet by the embedded engine.', param="n")
+    few = num_prompts * asked.n <= MAX_CHOICES
+    _require(few, "n", f"asks {asked.n} choices of {num_prompts} prompts: at most {MAX_CHOICES} do in all")
     _require(asked.stream or asked.stream_options is None, "stream_options", 'needs "stream": true')
     _require(asked.cache_salt != "", "cache_salt", "must not be empty")
+    _require(not (asked.stream and asked.prompt_logprobs), "prompt_logprobs", 'cannot be had with "stream": true')
+    _require(asked.continued_tokens >= 0, "continued_tokens", f"must be 0 or more, got {asked.continued_tokens}")
+    _require(abs(asked.priority) < 1 << 63, "priority", "must fit 64 bits")
+    if isinstance(asked, ChatCompletionRequest):
+        _require(asked.logprobs or not asked.top_logprobs, "top_logprobs", 'needs "logprobs": true')
+
+
+def only_echoes(asked: Asked) -> bool:
+    """Return whether the prompt alone is wanted back; a token is generated all the same, as in vLLM."""
+    return isinstance(asked, CompletionRequest) and asked.echo and asked.max_tokens == 0
 
 
 def _check_ranges(asked: Asked) -> None:
@@ -42,6 +79,14 @@ def _check_ranges(asked: Asked) -> None:
     _require(top_p is None or 0 < top_p <= 1, "top_p", f"must be above 0 and at most 1, got {top_p}")
     _require(top_k is None or -1 <= top_k < 1 << 31, "top_k", f"must be -1 or 0 (all) or at least 1, got {top_k}")
     _require(seed is None or -(1 << 63) <= seed < 1 << 63, "seed", "must fit 64 bits")
+    _require(asked.min_p is None or 0 <= asked.min_p <= 1, "min_p", f"must be within 0 and 1, got {asked.min_p}")
+    for name in ("presence_penalty", "frequency_penalty"):
+        value = getattr(asked, name)
+        _require(value is None or -2 <= value <= 2, name, f"must be within -2 and 2, got {value}")
+    repetition = asked.repetition_penalty
+    positive = repetition is None or (math.isfinite(repetition) and repetition > 0)
+    _require(positive, "repetition_penalty", f"must be above 0, got {repetition}")
+    _require(asked.min_tokens >= 0, "min_tokens", f"must be 0 or more, got {asked.min_tokens}")
 
 
 def _max_tokens(asked: Asked, model: ModelInfo, num_prompt_tokens: int) -> int:
@@ -55,6 +100,8 @@ def _max_tokens(asked: Asked, model: ModelInfo, num_prompt_tokens: int) -> int:
     name, wanted = _wanted_tokens(asked)
     if wanted is None:
         return min(DEFAULT_COMPLETION_TOKENS, room) if isinstance(asked, CompletionRequest) else room
+    if only_echoes(asked):
+        return 1
     _require(wanted >= 1, name, f"must be at least 1, got {wanted}")
     if wanted > room:
         raise ContextLengthError(
@@ -72,6 +119,27 @@ def _wanted_tokens(asked: Asked) -> tuple[str, int | None]:
     return "max_tokens", asked.max_tokens
 
 
+def _num_logprobs(asked: Asked) -> int | None:
+    if isinstance(asked, ChatCompletionRequest):
+        wanted, name = (asked.top_logprobs or 0) if asked.logprobs else None, "top_logprobs"
+    else:
+        wanted, name = asked.logprobs, "logprobs"
+    _check_num_logprobs(name, wanted)
+    return wanted
+
+
+def _num_prompt_logprobs(asked: Asked) -> int | None:
+    _check_num_logprobs("prompt_logprobs", asked.prompt_logprobs)
+    if asked.prompt_logprobs is None and isinstance(asked, CompletionRequest) and asked.echo:
+        return asked.logprobs
+    return asked.prompt_logprobs
+
+
+def _check_num_logprobs(name: str, wanted: int | None) -> None:
+    right = wanted is None or 0 <= wanted <= MAX_LOGPROBS
+    _require(right, name, f"must be within 0 and {MAX_LOGPROBS}, got {wanted}")
+
+
 def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
     _require(len(strings) <= MAX_STOP_STRINGS, "stop", f"has {len(strings)} strings, at most {MAX_STOP_STRINGS} do")
@@ -79,14 +147,43 @@ def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     return strings
 
 
-def _stop_token_ids(ids: list[int] | None, vocab_size: int) -> tuple[int, ...]:
+def _token_ids(name: str, ids: list[int] | None, vocab_size: int) -> tuple[int, ...]:
     for token_id in ids or ():
         _require(
             0 <= token_id < vocab_size,
-            "stop_token_ids",
+            name,
             f"names token id {token_id}, which is not in the vocabulary of {vocab_size} tokens",
         )
-    return tuple(ids or ())
+    _require(ids is None or bool(ids) or name != "allowed_token_ids", name, "must not be empty")
+    return tuple(dict.fromkeys(ids or ()))
+
+
+def _logit_bias(biases: dict[str, float] | None, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    found: dict[int, float] = {}
+    for key, bias in (biases or {}).items():
+        right = key.isascii() and key.isdigit() and int(key[:20]) < vocab_size
+        _require(right, "logit_bias", f"names token {key[:20]!r}, which is not one of the {vocab_size} token ids")
+        found[int(key)] = max(-MAX_BIAS, min(MAX_BIAS, bias))
+    return tuple(found.items())
+
+
+def _bad_words(words: list[str] | None, tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
+    """Return the tokens of each word as it stands at the beginning and, where that is another one, within a text."""
+    words = words or []
+    _require(len(words) <= MAX_BAD_WORDS, "bad_words", f"has {len(words)} words, at most {MAX_BAD_WORDS} do")
+    right = all(word.strip() and len(word) <= MAX_BAD_WORD_CHARACTERS for word in words)
+    _require(right, "bad_words", f"must hold words of 1 to {MAX_BAD_WORD_CHARACTERS} characters")
+    found: dict[tuple[int, ...], None] = {}
+    for word in dict.fromkeys(words):
+        first, within = (
+            tuple(tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False)) for prefix in ("", " ")
+        )
+        _require(bool(first), "bad_words", "has a word without tokens")
+        found[first] = None
+        if within and within[0] != first[0] and len(within) == len(first):
+            found[within] = None
+    _require(all(0 <= max(ids) < vocab_size for ids in found), "bad_words", "has a word outside the vocabulary")
+    return tuple(found)
 
 
 def _require(condition: bool, name: str, what: str) -> None:

@@ -16,11 +16,11 @@ from tollbridge.engine.base import StepOutput
 from tollbridge.errors import TollbridgeError
 from tollbridge.wire import sse
 from tollbridge.wire.openai import error_body
-from tollbridge.worker.answers import answer_for
+from tollbridge.worker.answers import Choice, answer_for
 from tollbridge.worker.door import Door
 from tollbridge.worker.faults import unforeseen
-from tollbridge.worker.generation import Generation, running
-from tollbridge.worker.job import Job
+from tollbridge.worker.generation import BranchOutput, Generation, running
+from tollbridge.worker.job import Branch, Job
 
 log = logging.getLogger("tollbridge.worker")
 
@@ -32,40 +32,35 @@ async def serve(door: Door, http: web.Request, job: Job) -> web.StreamResponse:
     headers = {"x-request-id": job.request_id}
     with running(door, job) as generation:
         if not job.stream:
-            body = await _whole(generation)
+            body = await _whole(door, generation)
             return web.Response(body=body, content_type="application/json", headers=headers)
         first = await generation.next()
         response = web.StreamResponse(headers=STREAM_HEADERS | headers)
         await response.prepare(http)
-        await _Stream(http, response, generation, door.limits.write_timeout_s).run(first)
+        await _Stream(http, response, generation, door).run(first)
         return response
 
 
-async def _whole(generation: Generation) -> bytes:
-    texts: list[str] = []
-    token_ids: list[int] = []
-    while generation.finish is None:
-        for output in await generation.next():
-            texts.append(output.text)
-            token_ids.extend(output.token_ids)
-    return answer_for(generation.job).whole("".join(texts), token_ids, generation.finish)
+async def _whole(door: Door, generation: Generation) -> bytes:
+    choices = [Choice(branch=branch) for branch in generation.job.branches]
+    while not generation.finished:
+        for branch, output in await generation.next():
+            choices[branch.index].take(output)
+    return answer_for(generation.job, door.engine.tokenizer).whole(choices)
 
 
 class _Stream:
     """The events of one answer."""
 
-    def __init__(
-        self, http: web.Request, response: web.StreamResponse, generation: Generation, write_timeout_s: float
-    ) -> None:
+    def __init__(self, http: web.Request, response: web.StreamResponse, generation: Generation, door: Door) -> None:
         self._http = http
         self._response = response
         self._generation = generation
-        self._write_timeout_s = write_timeout_s
-        self._answer = answer_for(generation.job)
-        self._num_tokens = 0  # written so far
-        self._is_first = True
+        self._write_timeout_s = door.limits.write_timeout_s
+        self._answer = answer_for(generation.job, door.engine.tokenizer)
+        self._choices = [Choice(branch=branch) for branch in generation.job.branches]
 
-    async def run(self, outputs: list[StepOutput]) -> None:
+    async def run(self, outputs: list[BranchOutput]) -> None:
         """Write `outputs` and all that follow. Once the client has gone there is nobody left to tell of a failure."""
         try:
             await self._relay(outputs)
@@ -76,10 +71,10 @@ class _Stream:
             if self._http.transport is not None:
                 self._http.transport.abort()  # closing would wait for the same client
 
-    async def _relay(self, outputs: list[StepOutput]) -> None:
+    async def _relay(self, outputs: list[BranchOutput]) -> None:
         try:
             await self._write_outputs(outputs)
-            while self._generation.finish is None:
+            while not self._generation.finished:
                 await self._write_outputs(await self._generation.next())
         except (ConnectionResetError, TimeoutError):
             raise
@@ -90,19 +85,19 @@ class _Stream:
             log.exception("unforeseen exception: path=%s", self._http.path)
             await self._fail(unforeseen())
 
-    async def _write_outputs(self, outputs: list[StepOutput]) -> None:
+    async def _write_outputs(self, outputs: list[BranchOutput]) -> None:
         """Write one event per output, and what ends the stream after the last one, in one go."""
-        events = [self._event(output) for output in outputs]
-        if outputs[-1].finish_reason is not None:
+        events = [self._event(branch, output) for branch, output in outputs]
+        if self._generation.finished:
             if self._generation.job.include_usage:
-                events.append(sse.event(self._answer.usage_chunk(self._num_tokens, outputs[-1].report)))
+                events.append(sse.event(self._answer.usage_chunk(self._choices)))
             events.append(sse.DONE)
         await self._write(b"".join(events))
 
-    def _event(self, output: StepOutput) -> bytes:
-        self._num_tokens += len(output.token_ids)
-        first, self._is_first = self._is_first, False
-        return sse.event(self._answer.chunk(output, first=first, num_tokens=self._num_tokens))
+    def _event(self, branch: Branch, output: StepOutput) -> bytes:
+        choice = self._choices[branch.index]
+        choice.take(output)
+        return sse.event(self._answer.chunk(choice, output))
 
     async def _fail(self, error: TollbridgeError) -> None:
         self._generation.error = error.message

@@ -1,0 +1,134 @@
+"""Structured output: JSON, regular expressions, choices and grammars, by llguidance (an extra: tollbridge[structured]).
+
+llguidance computes, per token, which tokens of the vocabulary the grammar allows next. A `Matcher` is a request's place
+in its grammar; it moves with the request's tokens only, so it knows nothing of preemption or splits.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+
+from tollbridge.engine.base import Structure
+from tollbridge.engine.draws import Mask
+from tollbridge.errors import RequestError, UnsupportedError
+
+MAX_CACHED = 64  # compiled structures
+MAX_TEXT_BYTES = 64 << 10
+_ANY_OBJECT = '{"type": "object"}'
+_JSON_DEFAULTS = {"whitespace_flexible": True}  # as vLLM's guidance backend
+
+
+class Structures:
+    """Compiles structures for one vocabulary, and keeps the last ones. Any thread may call it."""
+
+    def __init__(self, tokenizer: Any, *, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        """`tokenizer` is transformers' fast one; it is taken apart at the first use, which takes a second."""
+        self._fast = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._lock = threading.Lock()
+        self._vocabulary: Any = None  # llguidance's LLTokenizer
+        self._compiled: OrderedDict[Structure, Any] = OrderedDict()
+
+    def check(self, structure: Structure) -> None:
+        """Compile and keep `structure`; RequestError when it makes no sense, UnsupportedError without the library."""
+        self._template(structure)
+
+    def start(self, structure: Structure) -> StructureMatcher:
+        """Return the beginning of `structure`; errors as `check`."""
+        return StructureMatcher(self._template(structure).deep_copy(), self._vocab_size, self._eos_token_ids)
+
+    def _template(self, structure: Structure) -> Any:
+        with self._lock:
+            found = self._compiled.get(structure)
+            if found is None:
+                found = self._compiled[structure] = self._compile(structure)
+                if len(self._compiled) > MAX_CACHED:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(structure)
+            return found
+
+    def _compile(self, structure: Structure) -> Any:
+        library = _library()
+        if len(structure.text) > MAX_TEXT_BYTES:
+            raise RequestError(f"The {structure.kind} structure is longer than {MAX_TEXT_BYTES >> 10} KiB: shorten it.")
+        if self._vocabulary is None:
+            self._vocabulary = self._read_vocabulary()
+        try:
+            matcher = library.LLMatcher(self._vocabulary, _grammar(library, structure), log_level=0)
+        except (ValueError, TypeError, KeyError) as error:
+            raise _refusal(structure, str(error)) from None
+        if matcher.is_error():
+            raise _refusal(structure, matcher.get_error())
+        return matcher
+
+    def _read_vocabulary(self) -> Any:
+        import llguidance.hf
+
+        size = max(self._vocab_size, len(self._fast))
+        return llguidance.hf.from_tokenizer(self._fast, size, eos_token=list(self._eos_token_ids) or None)
+
+
+class StructureMatcher:
+    """Implements `draws.Matcher`."""
+
+    def __init__(self, matcher: Any, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._ended = False  # by an end-of-text token; whoever ignores that may go on as he likes
+
+    def maybe_allowed(self) -> Mask | None:
+        if self._ended:
+            return None
+        packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        return np.unpackbits(packed, count=self._vocab_size, bitorder="little").view(np.bool_)
+
+    def take(self, token_id: int) -> str:
+        if self._ended:
+            return ""
+        if token_id in self._eos_token_ids:
+            self._ended = True
+        if self._matcher.consume_token(token_id) or self._ended:
+            return ""
+        return f"The structure of the output does not go on with token {token_id}: {_first_line(self._matcher)}."
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError:
+        raise UnsupportedError(
+            "Structured output needs the package llguidance on this worker: install tollbridge[structured].",
+            param="response_format",
+        ) from None
+    return llguidance
+
+
+def _grammar(library: Any, structure: Structure) -> str:
+    """Return llguidance's own description of a structure; ValueError when there is none."""
+    make = library.LLMatcher
+    if structure.kind == "json":
+        return str(make.grammar_from_json_schema(structure.text, defaults=_JSON_DEFAULTS))
+    if structure.kind == "json_object":
+        return str(make.grammar_from_json_schema(_ANY_OBJECT, defaults=_JSON_DEFAULTS))
+    if structure.kind == "regex":
+        return str(make.grammar_from_regex(structure.text))
+    if structure.kind == "choice":
+        choices = " | ".join(json.dumps(choice) for choice in json.loads(structure.text))
+        return str(make.grammar_from_lark(f"start: {choices}"))
+    return str(library.grammar_from("grammar", structure.text))
+
+
+def _refusal(structure: Structure, reason: str) -> RequestError:
+    lines = " ".join(reason.split())
+    return RequestError(f"The {structure.kind} structure cannot be used: {lines[:300].rstrip('.')}.")
+
+
+def _first_line(matcher: Any) -> str:
+    return str(matcher.get_error() or "it is complete").partition("\n")[0][:200].rstrip(".")
