@@ -59,13 +59,13 @@ distclean: clean
 # Stamps: written only when the installation succeeded, older than what they depend on when it must be repeated.
 $(VENV)/.engine: pyproject.toml constraints/cpu.txt | $(BIN)/python
 	@echo 'installing torch and the rest into $(VENV) (once, a few minutes)'
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints/cpu.txt -e '.[engine]'
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints/cpu.txt -e '.[engine,structured]'
 	@touch $@
 
 # Of NIXL's two backends, which differ in the CUDA that they were built with, one is enough on a CPU.
 $(VENV)/.dev: pyproject.toml constraints/cpu.txt | $(BIN)/python
 	@echo 'installing torch, the rest and the tools into $(VENV) (once, a few minutes)'
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints/cpu.txt -e '.[engine,bench,otel,router,dev]'
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints/cpu.txt -e '.[engine,structured,bench,otel,router,dev]'
 	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --no-deps -c constraints/cpu.txt nixl nixl-cu12 || \
 	  echo 'NIXL could not be installed: its tests will be skipped'
 	@touch $@ $(VENV)/.engine

@@ -13,7 +13,8 @@ from tollbridge.wire.params import VERSION, Role, TransferParams, sign
 
 _ONE = msgspec.Raw(b"1")
 _FALSE = msgspec.Raw(b"false")
-_STREAM_ONLY = ("stream_options", "min_tokens", "return_token_ids")  # make no sense for one token that nobody reads
+# What makes no sense for one token that nobody reads.
+_STREAM_ONLY = ("stream_options", "min_tokens", "return_token_ids", "logprobs", "top_logprobs", "echo")
 
 
 def new_transfer_id() -> str:
