@@ -17,8 +17,8 @@ import aiohttp
 
 from benchmarks.quality import cells, drive
 from benchmarks.support.client import Stream
-from benchmarks.support.fleet import Fleet
-from benchmarks.support.netns import Link
+from tollbridge.bench.fleet import Fleet
+from tollbridge.bench.netns import Link
 
 LENGTHS, QUICK_LENGTHS = (24, 48, 96, 192, 384, 512, 704, 896), (24, 96, 384, 640)
 STREAMS, QUICK_STREAMS = (1, 2, 4, 6), (1, 4)

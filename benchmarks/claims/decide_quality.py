@@ -22,8 +22,8 @@ from typing import Any
 
 from benchmarks.quality import cells, judge
 from benchmarks.quality.drive import Plan, plan_json
-from benchmarks.support.netns import LinkUnavailableError, link
 from benchmarks.support.result import ClaimResult, Table, unavailable
+from tollbridge.bench.netns import LinkUnavailableError, link
 
 DESCRIPTION = "adaptive against local, split and the rules of others: goodput in every cell of links, prompts, loads"
 

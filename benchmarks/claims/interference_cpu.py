@@ -27,9 +27,9 @@ import aiohttp
 import numpy as np
 
 from benchmarks.support.client import Stream, stream
-from benchmarks.support.fleet import Fleet, running
 from benchmarks.support.metrics import scrape
 from benchmarks.support.result import ClaimResult, Table
+from tollbridge.bench.fleet import Fleet, running
 
 DESCRIPTION = "ITL p99 of running streams while long prefills arrive: split stays flat, local does not"
 

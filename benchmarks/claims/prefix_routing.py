@@ -22,9 +22,9 @@ from pathlib import Path
 import aiohttp
 
 from benchmarks.support.client import Stream, stream
-from benchmarks.support.fleet import Fleet, running
 from benchmarks.support.metrics import scrape
 from benchmarks.support.result import ClaimResult, Table
+from tollbridge.bench.fleet import Fleet, running
 
 DESCRIPTION = "share of prompt tokens found in caches: KV-aware routing against round robin and least-loaded"
 

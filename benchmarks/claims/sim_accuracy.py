@@ -29,8 +29,8 @@ from benchmarks.accuracy.predict import predicted_records
 from benchmarks.quality import cells, judge
 from benchmarks.quality.cells import Cell
 from benchmarks.quality.drive import Book, Plan, plan_json
-from benchmarks.support.netns import LinkUnavailableError, link
 from benchmarks.support.result import ClaimResult, Table, unavailable
+from tollbridge.bench.netns import LinkUnavailableError, link
 
 DESCRIPTION = "predicted against real TTFT, TPOT, goodput and ranking of policies over three links and three loads"
 

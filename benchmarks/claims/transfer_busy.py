@@ -11,9 +11,9 @@ from benchmarks.support import load
 from benchmarks.support.goodput import COLUMNS, OURS, RATES, VARIANTS, figures, measure, missing, variants
 from benchmarks.support.kv_pair import cores
 from benchmarks.support.kv_shape import KVShape
-from benchmarks.support.netns import LinkUnavailableError, link
 from benchmarks.support.nixl_pair import nixl_pair, version
 from benchmarks.support.result import ClaimResult, Table, unavailable
+from tollbridge.bench.netns import LinkUnavailableError, link
 
 DESCRIPTION = "With both cores computing, the KV transfer keeps 0.9 of a raw socket's goodput"
 

@@ -30,10 +30,10 @@ from benchmarks.support.goodput import (
 )
 from benchmarks.support.kv_pair import cores
 from benchmarks.support.kv_shape import KVShape
-from benchmarks.support.netns import LinkUnavailableError, link
 from benchmarks.support.nixl_pair import nixl_pair, version
 from benchmarks.support.quiet import Quiet
 from benchmarks.support.result import ClaimResult, Table, unavailable
+from tollbridge.bench.netns import LinkUnavailableError, link
 
 DESCRIPTION = "The KV transfer fills a shaped link like a raw socket, and an unshaped one like several"
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from benchmarks.support.cgroup import MemoryGauge, limited
 from benchmarks.support.kv_pair import KVPair, kv_pair
 from benchmarks.support.kv_shape import KVShape
-from benchmarks.support.netns import LinkUnavailableError, link
 from benchmarks.support.result import ClaimResult, Table, unavailable
 from benchmarks.support.svg import line_chart
+from tollbridge.bench.netns import LinkUnavailableError, link
 
 DESCRIPTION = "Prefill's memory stays under idle + ring + 64 MiB at 1, 8 and 64 concurrent 273 MB requests"
 

@@ -25,10 +25,10 @@ from functools import partial
 
 from benchmarks.support.kv_pair import KVPair, cores, kv_pair
 from benchmarks.support.kv_shape import KVShape
-from benchmarks.support.netns import Link, LinkUnavailableError, link
 from benchmarks.support.quiet import Quiet
 from benchmarks.support.repeat import alternate, spread
 from benchmarks.support.result import ClaimResult, Table, unavailable
+from tollbridge.bench.netns import Link, LinkUnavailableError, link
 
 DESCRIPTION = "KV crosses while prefill computes: done by 1.1 x max(prefill, wire) + 20 ms, steps within 2 % of idle"
 

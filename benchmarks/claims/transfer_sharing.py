@@ -21,10 +21,10 @@ from functools import partial
 
 from benchmarks.support.kv_pair import Copy, KVPair, kv_pair
 from benchmarks.support.kv_shape import KVShape
-from benchmarks.support.netns import LinkUnavailableError, link
 from benchmarks.support.quiet import Quiet
 from benchmarks.support.repeat import alternate, spread
 from benchmarks.support.result import ClaimResult, Table, unavailable
+from tollbridge.bench.netns import LinkUnavailableError, link
 
 DESCRIPTION = "1, 8 and 32 transfers share the link: no goodput lost, shortest remaining first, none starved"
 

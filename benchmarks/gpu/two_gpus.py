@@ -53,7 +53,7 @@ from benchmarks.gpu.router import start_router
 from benchmarks.gpu.servers import CPU, GPU, Pair, Server, Spec, start, stop, wait_healthy
 from benchmarks.gpu.shapes import SHAPES, kv_bytes_per_token, make_model
 from benchmarks.support.client import Stream, stream
-from benchmarks.support.machine import machine
+from tollbridge.bench.machine import machine
 
 PARTS = ("alone", "together", "interference", "goodput")
 LENGTHS = (512, 2048, 4096, 8192, 16384)

@@ -22,8 +22,8 @@ import numpy as np
 from benchmarks.quality import cells
 from benchmarks.quality.cells import Cell, Request
 from benchmarks.support.client import Stream, stream
-from benchmarks.support.fleet import Fleet, running
-from benchmarks.support.netns import ADDRESSES, Link
+from tollbridge.bench.fleet import Fleet, running
+from tollbridge.bench.netns import ADDRESSES, Link
 
 DRAIN_S = 25.0  # a request that has not ended so long after the window is a miss, and is cut off
 WARM_LENGTHS = (64, 256, 640)

@@ -12,9 +12,9 @@ from benchmarks.support.iperf import available as iperf_available
 from benchmarks.support.iperf import iperf
 from benchmarks.support.kv_pair import Copy, KVPair, kv_pair
 from benchmarks.support.kv_shape import KVShape
-from benchmarks.support.netns import Link
 from benchmarks.support.nixl_pair import NixlPair
 from benchmarks.support.repeat import alternate, ratios, spread
+from tollbridge.bench.netns import Link
 
 RATES: dict[str, str | None] = {"1 Gb/s": "1gbit", "4.6 Gb/s": "4600mbit", "unshaped": None}
 MULTI_STREAMS = (2, 4, 8)

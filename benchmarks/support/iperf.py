@@ -9,7 +9,7 @@ import subprocess
 from typing import Any
 
 from benchmarks.support.kv_pair import cores
-from benchmarks.support.netns import ADDRESSES, Link
+from tollbridge.bench.netns import ADDRESSES, Link
 
 MISSING = "iperf3 is not installed (apt-get install iperf3)"
 _PORT = "5201"

@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.support.cgroup import MemoryGauge
 from benchmarks.support.kv_shape import KVShape
-from benchmarks.support.netns import ADDRESSES, Link
 from benchmarks.support.node import Node
+from tollbridge.bench.netns import ADDRESSES, Link
 
 KV_NODE = "benchmarks.support.kv_node:KVNode"
 

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterator
 
 from benchmarks.support.kv_pair import Copy, KVPair, cores
-from benchmarks.support.netns import Link
 from benchmarks.support.node import Node
+from tollbridge.bench.netns import Link
 
 MISSING = (
     "the NIXL figure is missing: no Python with `nixl` (python -m venv nixl; nixl/bin/pip install nixl==1.5.1; "

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import msgspec
 
-from benchmarks.support.machine import machine
+from tollbridge.bench.machine import machine
 
 _NOT_MEASURED = "not_measured"
 

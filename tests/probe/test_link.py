@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from benchmarks.support.netns import ADDRESSES, Link, LinkUnavailableError, link
 
+from tollbridge.bench.netns import ADDRESSES, Link, LinkUnavailableError, link
 from tollbridge.config.address import Address
 from tollbridge.config.calibration import read_calibration
 from tollbridge.errors import ConfigError, HandshakeError, StartupError, UnavailableError

@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from benchmarks.support.netns import ADDRESSES, Link, LinkUnavailableError, link
 
 from tests.support.netns import on_host, sent_bytes
 from tests.transfer.harness import DIGEST, FINGERPRINT, Cache, Mailbox, new_id
+from tollbridge.bench.netns import ADDRESSES, Link, LinkUnavailableError, link
 from tollbridge.transfer.base import LoadRequest
 from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.tcp import TcpReceiver, TcpSender

@@ -52,6 +52,10 @@ _HELP = {
     "sim": "Simulate a fleet, and compare policies on it.\n\n"
     "It runs the real scheduler, prefix index, cost model and policies, with time in place of engines and network. "
     "--search looks for the placement and ratio with the best goodput per GPU.",
+    "bench": "Measure servers, and compare ways to be served.\n\n"
+    "Each experiment is one command: `tollbridge bench interference` starts embedded workers and shows, in under three "
+    "minutes, what a split buys and costs. Any OpenAI-compatible servers are compared with --arm NAME=URL. Every "
+    "request is kept (records.jsonl); the report is one HTML file.",
     "engine": "Measure how fast an engine prefills and decodes.\n\n"
     "The server speaks OpenAI's API (vLLM, SGLang, `tollbridge worker`) and must be idle. It takes at most five "
     "minutes, or one with --quick, and writes calibration.json, which `tollbridge plan --calibration` and the router "
@@ -67,6 +71,7 @@ _HELP = {
 for _name in ("up", "chat", "demo", "router", "plan", "sim", "doctor"):
     app.command(f"tollbridge.cli.{_name}:{_name}", name=_name, help=_HELP[_name])
 app.command("tollbridge.cli.worker:app", name="worker", help=_HELP["worker"])
+app.command("tollbridge.cli.bench:app", name="bench", help=_HELP["bench"])
 app.command(probe)
 probe.command("tollbridge.cli.probe:engine", name="engine", help=_HELP["engine"])
 probe.command("tollbridge.cli.probe_link:app", name="link", help=_HELP["link"])

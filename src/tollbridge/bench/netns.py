@@ -17,11 +17,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+from tollbridge.errors import TollbridgeError
+
 ADDRESSES = {"a": "10.99.0.1", "b": "10.99.0.2"}
 _counter = itertools.count()
 
 
-class LinkUnavailableError(RuntimeError):
+class LinkUnavailableError(TollbridgeError):
     """This machine cannot make the link; the message says what is missing and how to get it."""
 
 
@@ -70,7 +72,7 @@ def link(rate: str | None = None) -> Iterator[Link]:
 
 def _require() -> None:
     if os.geteuid() != 0:
-        raise LinkUnavailableError("Network namespaces need root: run this claim with sudo, or in a container.")
+        raise LinkUnavailableError("Network namespaces need root: run it with sudo, or in a container.")
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             raise LinkUnavailableError(f"The command `{tool}` is missing: apt-get install iproute2.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
@@ -27,6 +28,10 @@ class Fleet:
     def url(self, name: str) -> str:
         return self.ready[name].url
 
+    @property
+    def workers(self) -> list[str]:
+        return [name for name, ready in self.ready.items() if ready.ready == "worker"]
+
 
 @contextlib.asynccontextmanager
 async def running(
@@ -50,29 +55,25 @@ async def running(
         def write(name: str, entries: Sequence[dict[str, object]]) -> str:
             path = folder / f"{name}.yaml"
             base = {"model": model, "router": {"port": 0}, "workers": list(entries), "engine": engine}
-            cluster = {**base, **(more or {})}
-            path.write_text(yaml.safe_dump(cluster))
+            path.write_text(yaml.safe_dump({**base, **(more or {})}))
             return str(path)
 
-        async def start(name: str, config: str, argv: Sequence[str], cores: Sequence[int] | None) -> None:
-            command = [
-                *(prefixes or {}).get(name, ()),
-                sys.executable,
-                "-m",
-                "tollbridge.cli.main",
-                *argv,
-                "--config",
-                config,
-            ]
-            process = await ManagedProcess.start(ProcessSpec(name=name, argv=command, environ=environ, cores=cores))
+        async def start(name: str, config: str, argv: Sequence[str], cores: Sequence[int] | None) -> ManagedProcess:
+            command = [*(prefixes or {}).get(name, ()), sys.executable, "-m", "tollbridge.cli.main", *argv]
+            spec = ProcessSpec(name=name, argv=[*command, "--config", config], environ=environ, cores=cores)
+            process = await ManagedProcess.start(spec)
             stack.push_async_callback(process.stop)
-            fleet.ready[name] = await process.wait_ready(START_TIMEOUT_S)
+            return process
 
         bare = write("workers", workers)
-        for worker in workers:
-            name = str(worker["name"])
-            cores = worker.get("cores")
-            await start(name, bare, ["worker", "--name", name], cores if isinstance(cores, list) else None)
+        processes = {}
+        for worker in workers:  # all at once: each spends most of its start reading
+            name, cores = str(worker["name"]), worker.get("cores")
+            argv = ["worker", "--name", name]
+            processes[name] = await start(name, bare, argv, cores if isinstance(cores, list) else None)
+        lines = await asyncio.gather(*(process.wait_ready(START_TIMEOUT_S) for process in processes.values()))
+        fleet.ready |= dict(zip(processes, lines, strict=True))
         placed = [{**w, "url": (r := fleet.ready[str(w["name"])]).url, "kv": r.kv, "events": r.events} for w in workers]
-        await start("router", write("router", placed), ["router"], router_cores)
+        router = await start("router", write("router", placed), ["router"], router_cores)
+        fleet.ready["router"] = await router.wait_ready(START_TIMEOUT_S)
         yield fleet

@@ -1,0 +1,1 @@
+"""One module per experiment: what is run, and what is said about it."""

@@ -1,0 +1,1 @@
+"""Documents of figures and tables: one HTML file, or a terminal. Knows nothing of what was measured."""
