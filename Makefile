@@ -25,7 +25,7 @@ export TOLLBRIDGE_HOME ?= $(CURDIR)/.cache/tollbridge
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo up test faults lint clean distclean
+.PHONY: help demo up test browser faults lint clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -36,9 +36,14 @@ demo: $(VENV)/.engine
 up: $(VENV)/.engine
 	$(BIN)/tollbridge up $(ARGS)
 
-test: $(VENV)/.dev $(VLLM)/.installed lint
+test: $(VENV)/.dev $(VLLM)/.installed browser lint
 	$(BIN)/tollbridge model pull smollm2
 	$(BIN)/python -m pytest --durations=15 -m 'not faults' $(ARGS)
+
+# The dashboard's tests drive a Chromium. Root installs Debian's if there is none; others are told by the tests.
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null || [ "$$(id -u)" -ne 0 ] || \
+	  { echo 'installing chromium (once)'; apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
 
 faults: $(VENV)/.dev $(VLLM)/.installed
 	$(BIN)/python -m pytest --durations=15 -m faults $(ARGS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support.stub_worker import SECRET, StubWorker, stubs
 from tollbridge.config.cluster import ClusterConfig, RouterConfig
 from tollbridge.obs.tracing import Tracer
+from tollbridge.router.app import Extension
 from tollbridge.router.limits import Limits
 from tollbridge.router.main import listening
 
@@ -108,14 +109,21 @@ class Answer:
 
 @asynccontextmanager
 async def rig(
-    *workers: StubWorker, limits: Limits = QUICK, tracer: Tracer | None = None, **router: Any
+    *workers: StubWorker,
+    limits: Limits = QUICK,
+    tracer: Tracer | None = None,
+    extensions: Sequence[Extension] = (),
+    **router: Any,
 ) -> AsyncIterator[Rig]:
     """Run stubs and a router in front of them. By default p0 and d0."""
     workers = workers or (StubWorker("p0", "prefill"), StubWorker("d0", "decode"))
     async with stubs(*workers):
         settings = {"port": 0, "policy": "local", "allow_override": "always", **router}
         cluster = ClusterConfig(router=RouterConfig(**settings), workers=[worker.config for worker in workers])
-        async with listening(cluster, SECRET, limits=limits, tracer=tracer) as url, aiohttp.ClientSession() as session:
+        async with (
+            listening(cluster, SECRET, limits=limits, tracer=tracer, extensions=extensions) as url,
+            aiohttp.ClientSession() as session,
+        ):
             yield Rig(url, session, {worker.name: worker for worker in workers})
 
 

@@ -20,9 +20,10 @@ def router(*, config: ConfigFile = None, print_config: PrintConfig = False) -> i
     check_reachable(loaded.cluster)
     secret = require_secret(loaded.cluster.secret)
     from tollbridge.router.main import run_router
+    from tollbridge.ui.mount import mount
 
     logs.configure()
-    return run_router(cluster=loaded.cluster, secret=secret)
+    return run_router(cluster=loaded.cluster, secret=secret, extensions=[mount])
 
 
 def check_reachable(cluster: ClusterConfig) -> None:

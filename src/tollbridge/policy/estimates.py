@@ -41,6 +41,7 @@ class Side(NamedTuple):
     prefill_cost: float  # what prefilling here costs others
     decode_cost: float  # what decoding here costs, ours and others
     has_room: bool  # for the KV of prompt and output
+    num_streams: int  # that decode here now; a prefill leg is none
 
 
 class Path(NamedTuple):
@@ -71,6 +72,12 @@ class Candidate(NamedTuple):
         """What the split adds to its own prefill."""
         return self.ttft_s - self.prefill.wait_s - self.prefill.compute_s
 
+    @property
+    def stall_s(self) -> float:
+        """How long each stream beside it would stand still if the decode worker did it alone."""
+        side = self.decode
+        return max(side.compute_s - num_steps(side.computed, side.budget) * side.step_s, 0.0)
+
 
 class Estimator:
     """Prices candidates of one request. Sides are computed once each."""
@@ -79,6 +86,7 @@ class Estimator:
         self.pricing: Pricing = fleet.pricing
         self.cost: CostModel = fleet.pricing.cost
         self.request = request
+        self._fleet = fleet
         self.num_tokens = max(1, prompt_tokens(request))
         self.usual_output = max(1.0, self.cost.output_tokens.value(DEFAULT_OUTPUT_TOKENS))
         bound = request.max_tokens or self.usual_output
@@ -128,6 +136,7 @@ class Estimator:
             prefill_cost,
             self._decode_cost(worker, own_step_s, 2 * running * engine.rho_s, tokens),
             free is None or free >= tokens,
+            running,
         )
 
     def _decode_cost(self, worker: WorkerView, step_s: float, slower_s: float, tokens: float) -> float:
@@ -145,6 +154,11 @@ class Estimator:
         if worker.name == self._home:
             cost -= AFFINITY
         return cost - PREFERENCE if worker.prefer == "decode" else cost
+
+    def mean_streams(self) -> float:
+        """Return the streams that decode on a worker of this fleet, on average."""
+        ready = self._fleet.ready()
+        return sum(max(0, worker.num_running - worker.num_prefills) for worker in ready) / max(1, len(ready))
 
     def local(self, side: Side) -> Candidate:
         ttft_s = side.wait_s + side.compute_s + self._local_overhead_s

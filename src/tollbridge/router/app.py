@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -43,7 +43,9 @@ from tollbridge.wire.bodies import Bodies
 CONTEXT = web.AppKey("context", Context)
 REQUEST_ID = web.RequestKey("request_id", str)
 TENANT = web.RequestKey("tenant", str)
-OPEN_PATHS = ("/health", "/metrics")  # probes and scrapers carry no API key
+OPEN_PATHS = web.AppKey("open_paths", set[str])  # carry no API key
+PROBED_PATHS = ("/health", "/metrics")
+Extension = Callable[[web.Application, Context], None]  # adds routes of a higher layer: the dashboard
 
 
 def make_context(
@@ -112,12 +114,13 @@ def _cost_model(cluster: ClusterConfig) -> CostModel:
     return CostModel.seeded(calibration, stated)
 
 
-def make_app(context: Context) -> web.Application:
+def make_app(context: Context, extensions: Sequence[Extension] = ()) -> web.Application:
     """Return the application; its start-up checks every worker once, so that the first request finds them."""
     app = web.Application(
         middlewares=[identify, errors_as_json, check_key], client_max_size=context.config.router.max_body_mib << 20
     )
     app[CONTEXT] = context
+    app[OPEN_PATHS] = set(PROBED_PATHS)
     app.cleanup_ctx.append(_lifespan)
     app.on_response_prepare.append(_name_response)
     for path in ingress.PROMPT_FIELD:
@@ -136,6 +139,8 @@ def make_app(context: Context) -> web.Application:
     }
     for path, view in show.items():
         app.router.add_get(path, _handler(view))
+    for extend in extensions:
+        extend(app, context)
     return app
 
 
@@ -182,7 +187,7 @@ async def identify(request: web.Request, handler: Handler) -> web.StreamResponse
 
 @web.middleware
 async def check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
-    if request.path not in OPEN_PATHS:
+    if request.path not in request.app[OPEN_PATHS]:
         request[TENANT] = request.app[CONTEXT].tenants.tenant_of(request)
     return await handler(request)
 

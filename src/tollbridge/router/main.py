@@ -8,7 +8,7 @@ import os
 import signal
 import ssl
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TextIO
 
@@ -19,7 +19,7 @@ from aiohttp import web
 from tollbridge.config.cluster import ClusterConfig, RouterConfig
 from tollbridge.errors import ConfigError, StartupError, TollbridgeError
 from tollbridge.obs.tracing import Tracer, make_tracer
-from tollbridge.router.app import make_app, make_context
+from tollbridge.router.app import Extension, make_app, make_context
 from tollbridge.router.limits import Limits
 from tollbridge.wire.connections import Connections
 from tollbridge.wire.ready import Ready
@@ -30,7 +30,12 @@ BACKLOG = 2048  # the default of 128 stalls bursts of connections by a second
 
 
 def run_router(
-    *, cluster: ClusterConfig, secret: bytes, ready_to: TextIO | None = None, limits: Limits | None = None
+    *,
+    cluster: ClusterConfig,
+    secret: bytes,
+    ready_to: TextIO | None = None,
+    limits: Limits | None = None,
+    extensions: Sequence[Extension] = (),
 ) -> int:
     """Serve until SIGTERM or SIGINT and return the process's exit code.
 
@@ -38,18 +43,20 @@ def run_router(
     """
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(cluster, secret, ready_to or sys.stdout, limits or Limits()))
+            runner.run(_serve(cluster, secret, ready_to or sys.stdout, limits or Limits(), extensions))
     except TollbridgeError as error:
         sys.stderr.write(f"tollbridge router: {error.message}\n")
         return error.exit_code
     return 0
 
 
-async def _serve(cluster: ClusterConfig, secret: bytes, ready_to: TextIO, limits: Limits) -> None:
+async def _serve(
+    cluster: ClusterConfig, secret: bytes, ready_to: TextIO, limits: Limits, extensions: Sequence[Extension]
+) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with listening(cluster, secret, limits=limits) as url:
+    async with listening(cluster, secret, limits=limits, extensions=extensions) as url:
         ready = Ready(ready="router", name="router", url=url, pid=os.getpid(), model=cluster.model)
         ready_to.write(msgspec.json.encode(ready).decode() + "\n")
         ready_to.flush()
@@ -59,7 +66,12 @@ async def _serve(cluster: ClusterConfig, secret: bytes, ready_to: TextIO, limits
 
 @asynccontextmanager
 async def listening(
-    cluster: ClusterConfig, secret: bytes, *, limits: Limits | None = None, tracer: Tracer | None = None
+    cluster: ClusterConfig,
+    secret: bytes,
+    *,
+    limits: Limits | None = None,
+    tracer: Tracer | None = None,
+    extensions: Sequence[Extension] = (),
 ) -> AsyncIterator[str]:
     """Serve in the background and yield the router's URL; on leaving stop accepting and let running requests finish.
 
@@ -67,7 +79,7 @@ async def listening(
     """
     limits, router = limits or Limits(), cluster.router
     runner = web.AppRunner(
-        make_app(make_context(cluster, secret, limits=limits, tracer=tracer or make_tracer())),
+        make_app(make_context(cluster, secret, limits=limits, tracer=tracer or make_tracer()), extensions),
         handler_cancellation=True,  # otherwise a client that leaves never reaches the handler
         shutdown_timeout=limits.drain_s,
     )

@@ -54,13 +54,18 @@ class RouterMetrics:
         )
         self.kv_bytes = self._counter("kv_payload_bytes", "KV bytes that decode workers received, as they report.")
         self.wire_seconds = self._counter("kv_wire_seconds", "First to last KV byte, summed, as decode workers report.")
+        self.within_slo = self._counter("slo_requests", "Answered requests that met the SLO: goodput.", "choice")
+        self.toll_seconds = self._counter("toll_seconds", "What splits added to their own first token, summed.")
+        self.avoided_seconds = self._counter(
+            "stall_avoided_seconds", "Time that streams were spared by splits, summed over them, as predicted."
+        )
         self._errors = self._histogram(
             "prediction_error_ratio",
             "How far a prediction was off, over what happened, by kind.",
             "kind",
             _ERROR_BUCKETS,
         )
-        self._bias = self._gauge(
+        self.bias = self._gauge(
             "prediction_bias_ratio", "The same with its sign, averaged: above 0 is too pessimistic.", "kind"
         )
         self._biases: dict[str, float] = {}
@@ -92,7 +97,7 @@ class RouterMetrics:
         self._errors.labels(kind).observe(abs(error))
         bias = self._biases.get(kind, error)
         self._biases[kind] = bias + _BIAS_WEIGHT * (error - bias)
-        self._bias.labels(kind).set(self._biases[kind])
+        self.bias.labels(kind).set(self._biases[kind])
 
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(f"tollbridge_router_{name}", text, labels, registry=self.registry)

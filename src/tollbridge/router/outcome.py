@@ -11,6 +11,7 @@ from tollbridge.obs.logs import request_line
 from tollbridge.obs.tracing import NoTrace, Trace
 from tollbridge.router.context import Context
 from tollbridge.router.ingress import Call
+from tollbridge.router.payoff import maybe_payoff, meets
 from tollbridge.router.stream import Usage
 from tollbridge.router.verify import Verdict, verify_split
 from tollbridge.wire.decision import Decision, DecisionRecord, Happened
@@ -35,6 +36,7 @@ class Outcome:
     def __init__(self, context: Context, call: Call, decision: Decision, arrival: Arrival) -> None:
         self._metrics = context.metrics
         self._clock = context.clock
+        self._slo = context.config.slo
         self._started_s = context.clock.monotonic()
         self._trace = arrival.trace
         self._happened = Happened(tenant=arrival.tenant, queue_s=arrival.queue_s)
@@ -216,6 +218,12 @@ class Outcome:
         metrics.duration.labels(choice).observe(happened.queue_s + (happened.total_s or 0.0))
         if happened.ttft_s is not None:
             metrics.ttft.labels(choice).observe(happened.queue_s + happened.ttft_s)
+        if meets(happened, self._slo):
+            metrics.within_slo.labels(choice).inc()
+        payoff = maybe_payoff(self.decision, happened)
+        if payoff is not None:
+            metrics.toll_seconds.inc(payoff.toll_s)
+            metrics.avoided_seconds.inc(payoff.avoided_s)
         metrics.chunks.inc(self.num_chunks)
         self._count_cached()
         transfer = happened.decode_report.transfer if happened.decode_report else None
