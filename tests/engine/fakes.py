@@ -8,6 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 from tollbridge.clock import Clock, SystemClock
@@ -16,6 +19,7 @@ from tollbridge.engine.base import EngineRequest, ModelInfo, SamplingParams, Ste
 from tollbridge.engine.core import EmbeddedEngine
 from tollbridge.engine.draws import Draw
 from tollbridge.engine.ports import Sampled
+from tollbridge.engine.sampler import TokenSampler
 from tollbridge.sched.plan import SequenceChunk, StepPlan
 from tollbridge.transfer.base import Fingerprint
 from tollbridge.transfer.memory import BufferMemory
@@ -58,6 +62,14 @@ def kv_of(prefix: bytes, token_id: int, layer: int) -> bytes:
 
 def draw(layers: Sequence[bytes], seed: int, position: int) -> int:
     return xxh3_64_intdigest(b"".join(layers) + f"{seed}/{position}".encode()) % VOCAB_SIZE
+
+
+def kv_after(tokens: Sequence[int]) -> list[bytes]:
+    """The KV of `tokens`, by layer."""
+    layers = [b""] * NUM_LAYERS
+    for token in tokens:
+        layers = [kv + kv_of(kv, token, layer) for layer, kv in enumerate(layers)]
+    return layers
 
 
 def reference(prompt: Sequence[int], *, max_tokens: int, seed: int = 0, ignore_eos: bool = True) -> list[int]:
@@ -115,6 +127,30 @@ class FakeSampler:
 
     def score(self, logits: Any, first_row: int, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
         return [TokenLogprobs((token_id,), (0.0,), rank=1) for token_id in token_ids]
+
+
+def hash_logits(layers: Sequence[bytes]) -> npt.NDArray[np.float32]:
+    """Logits `[VOCAB_SIZE]` by all of the KV; twenty tokens and the end are likely, so that tokens come again."""
+    rng = np.random.default_rng(xxh3_64_intdigest(b"".join(layers)))
+    logits = rng.standard_normal(VOCAB_SIZE, dtype=np.float32)
+    logits[[*range(20), EOS]] += 6
+    return logits
+
+
+class HashSampler:
+    """The real sampler over `hash_logits`."""
+
+    def __init__(self) -> None:
+        self._real = TokenSampler()
+
+    def sample(self, logits: Any, draws: Sequence[Draw], rows: Sequence[int] | None = None) -> Sampled:
+        return self._real.sample(self._tensor(logits), draws, rows)
+
+    def score(self, logits: Any, first_row: int, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
+        return self._real.score(self._tensor(logits), first_row, token_ids, num_top)
+
+    def _tensor(self, logits: Any) -> torch.Tensor:
+        return torch.from_numpy(np.stack([hash_logits(row) for row in logits]))
 
 
 class FakeStream:

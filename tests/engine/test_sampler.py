@@ -173,6 +173,27 @@ def test_every_parameter_does_what_the_naive_reference_does(
         output.append(token)
 
 
+@pytest.mark.parametrize("row", range(4))
+def test_the_naive_reference_filters_as_transformers_does(row: int) -> None:
+    from transformers.generation import logits_process as stock
+
+    prompt, scores = [3, 9, 9, 200], LOGITS[row : row + 1].clone()
+    penalised = stock.RepetitionPenaltyLogitsProcessor(1.4)(torch.tensor([prompt]), scores.clone())
+    mine = sampling.shaped(
+        scores[0].numpy(), params(repetition_penalty=1.4), prompt, [], num_new=0, end_ids=(), allowed=None
+    )
+    torch.testing.assert_close(torch.from_numpy(mine), penalised[0])
+    for chosen, warper in (
+        (params(top_k=7), stock.TopKLogitsWarper(7)),
+        (params(top_p=0.7), stock.TopPLogitsWarper(0.7)),
+        (params(min_p=0.1), stock.MinPLogitsWarper(0.1)),
+    ):
+        kept = set(warper(torch.tensor([prompt]), scores.clone())[0].isfinite().nonzero().flatten().tolist())
+        drawn = {sampling.pick(scores[0].numpy(), chosen, prompt, [], seed=seed) for seed in range(400)}
+        assert drawn <= kept
+        assert len(kept) < 12 or len(drawn) > 5
+
+
 def test_a_row_of_nothing_is_an_error_of_its_own() -> None:
     nothing = params(temperature=0.0, allowed_token_ids=(7,), logit_bias=((7, float("-inf")),))
     got = TokenSampler().sample(LOGITS[:2], [one(nothing), one(params(temperature=0.0))])

@@ -69,6 +69,17 @@ async def test_the_continuation_is_a_token_request_for_the_rest() -> None:
         assert body["seed"] == first["seed"]  # drawn by the router: embedded engines go on as they would have
 
 
+async def test_embedded_engines_are_told_what_was_generated() -> None:
+    more = {"presence_penalty": 0.5, "structured_outputs": {"regex": ".*"}}
+    async with rig(*two()) as r:
+        breaking(r, 2)
+        for _ in range(2):
+            assert text_of(await r.post(STREAM | more)) == "Hello world"
+        [body] = [seen.body for seen in r["d1"].seen if isinstance(seen.body["prompt"], list)]
+        assert (body["prompt"], body["continued_tokens"]) == ([*PROMPT_IDS, 100, 101], 2)
+        assert {name: body[name] for name in more} == more
+
+
 async def test_ids_that_the_client_asked_for_are_each_told_once() -> None:
     async with rig(*two()) as r:
         breaking(r, 3)
@@ -112,7 +123,11 @@ CANNOT: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", CANNOT)
 async def test_what_cannot_be_continued_ends_with_a_reason(case: str) -> None:
     more, reason = CANNOT[case]
-    async with rig(*two()) as r:
+    workers = two()
+    if reason in ("penalties", "structured_output"):  # an embedded engine is told what was generated
+        for worker in workers:
+            worker.engine_kind = "vllm"
+    async with rig(*workers) as r:
         for name in ("d0", "d1"):
             r[name].behaviour["local"] = Behaviour("die", after=2)
         answer = await r.post(STREAM | more)

@@ -63,6 +63,7 @@ class Structures:
             matcher = library.LLMatcher(self._vocabulary, _grammar(library, structure), log_level=0)
         except (ValueError, TypeError, KeyError) as error:
             raise _refusal(structure, str(error)) from None
+        matcher.compute_bitmask()  # the lexer is built only then, and may find it too large
         if matcher.is_error():
             raise _refusal(structure, matcher.get_error())
         return matcher
@@ -120,8 +121,10 @@ def _grammar(library: Any, structure: Structure) -> str:
     if structure.kind == "regex":
         return str(make.grammar_from_regex(structure.text))
     if structure.kind == "choice":
-        choices = " | ".join(json.dumps(choice) for choice in json.loads(structure.text))
-        return str(make.grammar_from_lark(f"start: {choices}"))
+        choices = json.loads(structure.text)
+        if not choices:
+            raise ValueError("there is nothing to choose from")
+        return str(make.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices))))
     return str(library.grammar_from("grammar", structure.text))
 
 

@@ -54,11 +54,11 @@ class Continuing:
 
     def __init__(self, context: Context, call: Call) -> None:
         self._context = context
-        self._resumable = maybe_resumable(call)
-        self._obstacle = obstacle_of(call.body)
+        self._embedded = all(worker.config.engine == "embedded" for worker in context.fleet)
+        self._resumable = maybe_resumable(call, embedded=self._embedded)
+        self._obstacle = obstacle_of(call.body, embedded=self._embedded)
         self._told = Transcript()
         self._num_continued = 0
-        self._embedded = all(worker.config.engine == "embedded" for worker in context.fleet)
         self.call = call
         self.listener: Listener | None = None
         if self._resumable is not None:
@@ -120,7 +120,7 @@ class Continuing:
             return Continuation(worker=worker, rest=ending(told, resumable), num_kept=seam.cut)
         if not self._context.budget.withdraw():
             raise CannotContinueError("budget")
-        body = continuation_body(self.call, resumable, prompt, num_kept=seam.cut, room=room)
+        body = continuation_body(self.call, resumable, prompt, num_kept=seam.cut, room=room, embedded=self._embedded)
         return Continuation(worker=worker, body=body, passed=self._splice(resumable, seam), num_kept=seam.cut)
 
     def _splice(self, resumable: Resumable, seam: Seam) -> Splice:

@@ -3,7 +3,9 @@
 The continuation is a completion whose prompt is the prompt's token ids and those of the answer so far; workers name
 them with `return_token_ids`, which the router asks for. The rest of the answer must be what the first worker would have
 said: certain where draws are reproducible (greedy; or seeded, between embedded engines, whose draws depend on seed
-and position), as good where the client left the draws to chance. Otherwise the client gets an error event.
+and position), as good where the client left the draws to chance. Otherwise the client gets an error event. Embedded
+engines are told how many of the tokens were generated (`continued_tokens`), so that penalties and structures go on as
+well.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ _NULL = (b"null",)
 _OFF = (b"null", b"false", b"0", b"0.0", b"[]", b"{}", b'""')
 _KEPT = frozenset({
     "model", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "user",
-    "cache_salt", "repetition_penalty", "logit_bias", "bad_words", "skip_special_tokens",
+    "cache_salt", "repetition_penalty", "logit_bias", "bad_words", "allowed_token_ids", "skip_special_tokens",
     "spaces_between_special_tokens", "include_stop_str_in_output", "priority",
 })  # fmt: skip
 _REPLACED = frozenset({
@@ -48,6 +50,7 @@ _DROPPED = frozenset({
     "add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template",
     "chat_template_kwargs", "documents", "reasoning_effort", "truncate_prompt_tokens", "metadata", "store",
     "service_tier", "parallel_tool_calls", "request_id", "include_reasoning", "thinking_token_budget",
+    "return_tokens_as_token_ids",
 })  # fmt: skip
 _REFUSED: dict[str, tuple[str, tuple[bytes, ...]]] = {  # name -> reason, the values at which it asks for nothing
     "n": ("several_choices", (b"null", b"1")),
@@ -71,6 +74,8 @@ _REFUSED: dict[str, tuple[str, tuple[bytes, ...]]] = {  # name -> reason, the va
     "presence_penalty": ("penalties", _OFF),
     "frequency_penalty": ("penalties", _OFF),
 }
+# What embedded engines continue all the same: they are told which tokens of the prompt were generated.
+_CONTINUED = frozenset({"penalties", "structured_output"})
 _COMPLETION_TOKENS = 16  # OpenAI's default of /v1/completions
 
 
@@ -105,12 +110,15 @@ class _Fields(msgspec.Struct, frozen=True):
     stream_options: _StreamOptions | None = None
 
 
-def obstacle_of(body: Body) -> str | None:
-    """Return the code of the first reason why a stream with this body can never be continued, None when it can."""
+def obstacle_of(body: Body, *, embedded: bool = False) -> str | None:
+    """Return the code of the first reason why a stream with this body can never be continued, None when it can.
+
+    `embedded`: all workers are embedded engines.
+    """
     for name, value in body.items():
         if name in _REFUSED:
             reason, harmless = _REFUSED[name]
-            if bytes(value) not in harmless:
+            if bytes(value) not in harmless and not (embedded and reason in _CONTINUED):
                 return reason
         elif name not in _KEPT and name not in _REPLACED and name not in _DROPPED and bytes(value) not in _NULL:
             return "parameter"
@@ -120,9 +128,9 @@ def obstacle_of(body: Body) -> str | None:
     return None
 
 
-def maybe_resumable(call: Call) -> Resumable | None:
+def maybe_resumable(call: Call, *, embedded: bool = False) -> Resumable | None:
     """Return what is needed to continue `call`; None when it is no stream, or can never be continued."""
-    if not call.stream or obstacle_of(call.body) is not None:
+    if not call.stream or obstacle_of(call.body, embedded=embedded) is not None:
         return None
     try:
         fields = msgspec.json.decode(msgspec.json.encode(call.body), type=_Fields)
@@ -151,12 +159,19 @@ def with_token_ids(call: Call, seed: int | None) -> Call:
     return replace(call, body=body)
 
 
-def continuation_body(call: Call, resumable: Resumable, prompt: list[int], *, num_kept: int, room: int | None) -> bytes:
+def continuation_body(
+    call: Call, resumable: Resumable, prompt: list[int], *, num_kept: int, room: int | None, embedded: bool = False
+) -> bytes:
     """Return the request that goes on behind `prompt`, the last `num_kept` tokens of which were generated.
 
-    `room` is how many tokens fit the model's context behind `prompt`, None when nobody knows.
+    An embedded engine is told that they were. `room` is how many tokens fit the model's context behind `prompt`, None
+    when nobody knows.
     """
     body: dict[str, object] = {name: value for name, value in call.body.items() if name in _KEPT}
+    if embedded:
+        kept = [name for name, (reason, _) in _REFUSED.items() if reason in _CONTINUED]
+        body |= {name: call.body[name] for name in kept if name in call.body}
+        body["continued_tokens"] = num_kept
     left = None if resumable.max_tokens is None else resumable.max_tokens - num_kept
     limits = [limit for limit in (left, room) if limit is not None]
     if limits:
