@@ -56,6 +56,8 @@ _HELP = {
     "Each experiment is one command: `tollbridge bench interference` starts embedded workers and shows, in under three "
     "minutes, what a split buys and costs. Any OpenAI-compatible servers are compared with --arm NAME=URL. Every "
     "request is kept (records.jsonl); the report is one HTML file.",
+    "deploy": "Write Kubernetes objects, or judge some.\n\n"
+    "`deploy render` makes them from the cluster file (section deploy), `deploy validate` judges any manifests.",
     "engine": "Measure how fast an engine prefills and decodes.\n\n"
     "The server speaks OpenAI's API (vLLM, SGLang, `tollbridge worker`) and must be idle. It takes at most five "
     "minutes, or one with --quick, and writes calibration.json, which `tollbridge plan --calibration` and the router "
@@ -72,6 +74,7 @@ for _name in ("up", "chat", "demo", "router", "plan", "sim", "doctor"):
     app.command(f"tollbridge.cli.{_name}:{_name}", name=_name, help=_HELP[_name])
 app.command("tollbridge.cli.worker:app", name="worker", help=_HELP["worker"])
 app.command("tollbridge.cli.bench:app", name="bench", help=_HELP["bench"])
+app.command("tollbridge.cli.deploy:app", name="deploy", help=_HELP["deploy"])
 app.command(probe)
 probe.command("tollbridge.cli.probe:engine", name="engine", help=_HELP["engine"])
 probe.command("tollbridge.cli.probe_link:app", name="link", help=_HELP["link"])

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from tollbridge.config.deploy import DeployConfig
+
 DEFAULT_TENANT = "default"  # whose keys stand in `router.api_keys`, or everybody where there are no keys
 Port = Annotated[int, Meta(ge=0, le=65535)]  # 0: choose one
 Count = Annotated[int, Meta(ge=1)]
@@ -125,3 +127,4 @@ class ClusterConfig(_Section, frozen=True, kw_only=True):
     links: list[LinkConfig] = []
     calibration: str | None = None
     discovery: Literal["static", "dns", "kubernetes"] = "static"
+    deploy: DeployConfig = DeployConfig()

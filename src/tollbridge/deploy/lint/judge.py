@@ -1,0 +1,90 @@
+"""Everything that is wrong with a set of manifests: each by its schema first, then all together by the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from tollbridge.deploy.lint import structure
+from tollbridge.deploy.lint.case import Case
+from tollbridge.deploy.lint.cel import Evaluate, evaluator
+from tollbridge.deploy.lint.findings import Document, Finding
+from tollbridge.deploy.lint.reading import read
+from tollbridge.deploy.lint.rules import devices, dynamo, network, objects, pairs, pods, probes, routers, sets, transfer
+from tollbridge.deploy.lint.schemas import Schemas, load
+
+RULES = (objects, pods, sets, dynamo, transfer, pairs, probes, devices, network, routers)
+_WHY = {
+    "unknown-field": "the API server refuses it, or drops it without a word",
+    "rule": "the API server refuses it",
+    "duplicate": "the API server refuses it, or one of the two is lost",
+}
+_LATER = {"groupIdentity", "groupReplacementPolicy", "maxGroupRestarts"}  # of LWS after 0.10
+_SKIPPED = {"Kustomization", "CustomResourceDefinition"}
+
+
+def judge(files: Mapping[str, str], evaluate: Evaluate | None = None) -> list[Finding]:
+    """Return the findings in `files`, text by name, in the order of files."""
+    schemas = load()
+    evaluate = evaluator() if evaluate is None else evaluate
+    findings: list[Finding] = []
+    sound: list[Document] = []
+    for name, text in files.items():
+        documents, unreadable = read(name, text)
+        findings += unreadable
+        for document in documents:
+            kept, wrong = _fits(document, schemas, evaluate)
+            findings += wrong
+            sound += [kept] if kept is not None else []
+    return _distinct([*findings, *_by_rules(Case(sound))])
+
+
+def _by_rules(case: Case) -> Iterator[Finding]:
+    for rule in RULES:
+        yield from rule.rules(case)
+
+
+def _fits(document: Document, schemas: Schemas, evaluate: Evaluate) -> tuple[Document | None, list[Finding]]:
+    """Return the object with defaults (None where no rule could read it), and what its schema refuses."""
+    if document.kind in _SKIPPED:
+        return None, []
+    api = str(document.manifest.get("apiVersion"))
+    kind = schemas.kinds.get((api, document.kind))
+    if kind is None:
+        return None, list(_unknown(document, api, schemas))
+    value, faults = structure.check(document.manifest, kind.schema, schemas, evaluate)
+    kept = msgspec.structs.replace(document, manifest=value)
+    findings = [_finding(document, fault) for fault in faults]
+    readable = not any(fault.rule == "type" for fault in faults)
+    return (kept if readable else None), findings
+
+
+def _finding(document: Document, fault: structure.Fault) -> Finding:
+    mend = fault.mend
+    if fault.path.rpartition(".")[2] in _LATER:
+        mend = "take it away, or install an LWS later than 0.10"
+    why = _WHY.get(fault.rule, "the API server refuses it")
+    return document.finding(fault.rule, fault.path, what=fault.what, why=why, mend=mend)
+
+
+def _unknown(document: Document, api: str, schemas: Schemas) -> Iterator[Finding]:
+    versions = schemas.versions(document.kind)
+    if versions:
+        what = f"{document.kind} in {api} is not known"
+        why, mend = "that version is old, never existed, or has another shape", f"write apiVersion: {versions[-1]}"
+    else:
+        near = schemas.closest(document.kind)
+        what = f"the kind {document.kind} of {api} is not known here"
+        why = "it was not checked"
+        mend = f"did you mean {near}?" if near else "check it with its own tools, and leave it out here"
+    yield document.finding("unknown-kind", "apiVersion", what=what, why=why, mend=mend)
+
+
+def _distinct(findings: list[Finding]) -> list[Finding]:
+    """Return each finding once; a quantity that is none is seen by the schema and by the rules."""
+    first: dict[tuple[str, ...], Finding] = {}
+    for each in findings:
+        what = "" if each.rule == "quantity" else each.what
+        first.setdefault((each.file, each.object, each.rule, each.path, what), each)
+    return list(first.values())

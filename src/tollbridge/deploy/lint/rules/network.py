@@ -1,0 +1,337 @@
+"""Services, policies, budgets, monitors: whether they reach the pods that they are meant for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from tollbridge.deploy.lint.case import Case, selects
+from tollbridge.deploy.lint.engines import Engine, literal, number
+from tollbridge.deploy.lint.findings import Document, Finding, at, items
+from tollbridge.deploy.lint.pods import PodView
+from tollbridge.deploy.lint.rules.transfer import OURS
+
+_OF_A_REVISION = (
+    "disaggregatedset.x-k8s.io/revision",
+    "leaderworkerset.sigs.k8s.io/template-revision-hash",
+    "nvidia.com/dynamo-worker-hash",
+    "pod-template-hash",
+    "controller-revision-hash",
+    "tollbridge.io/revision",
+)
+_GENERATED = re.compile(r"\b[a-z0-9][-a-z0-9]*-[0-9a-f]{8}-(prefill|decode)(-prv)?\b")
+
+
+def rules(case: Case) -> Iterator[Finding]:
+    for service in case.of("Service"):
+        yield from _service(case, service)
+    for budget in case.of("PodDisruptionBudget"):
+        yield from _budget(case, budget)
+    for monitor in case.of("PodMonitor"):
+        yield from _monitor(case, monitor)
+    for engine in case.engines:
+        yield from _policies(case, engine)
+    yield from _generated_names(case)
+    yield from _rights(case)
+
+
+def _service(case: Case, service: Document) -> Iterator[Finding]:
+    selector = service.spec.get("selector")
+    if not isinstance(selector, dict) or not selector:
+        return
+    revision = next((each for each in _OF_A_REVISION if each in selector), None)
+    if revision is not None:
+        yield service.finding(
+            "selector-revision",
+            "spec.selector",
+            what=f"the selector has {revision}",
+            why="the next rollout makes pods with another one, and the Service is empty",
+            mend="select by name and role only",
+        )
+        return
+    here = case.pods_in(service.namespace)
+    chosen = [pod for pod in here if selects({"matchLabels": selector}, pod.labels)]
+    if here and not chosen:
+        yield service.finding("selects-nothing", "spec.selector", **_nothing(here, selector))
+    yield from _service_ports(service, chosen)
+
+
+def _nothing(pods: list[PodView], selector: dict[str, Any]) -> dict[str, str]:
+    """Name the pod that fits best, and where it differs."""
+    best = max(pods, key=lambda pod: sum(pod.labels.get(key) == value for key, value in selector.items()))
+    wrong = [key for key, value in selector.items() if best.labels.get(key) != value]
+    has = ", ".join(f"{key}={best.labels.get(key, '(none)')}" for key in wrong)
+    why = "it leads nowhere"
+    if "app" in wrong and best.document.kind == "DisaggregatedSet":
+        why += "; a DisaggregatedSet overwrites the label app of its pods"
+    wanted = ", ".join(f"{key}={selector[key]}" for key in wrong)
+    return {
+        "what": f"no pod has {wanted}: {best.title} has {has}",
+        "why": why,
+        "mend": "select labels that the pods have",
+    }
+
+
+def _service_ports(service: Document, pods: list[PodView]) -> Iterator[Finding]:
+    ports = items(service.spec, "ports")
+    if not ports and service.spec.get("type") != "ExternalName":
+        yield service.finding(
+            "service-ports",
+            "spec.ports",
+            what="the Service has no ports",
+            why="a router that looks for a named port finds none",
+            mend="list them, with names",
+        )
+    for index, port in enumerate(ports):
+        if len(ports) > 1 and not port.get("name"):
+            yield service.finding(
+                "service-ports",
+                f"spec.ports[{index}].name",
+                what="one of several ports has no name",
+                why="the API server refuses the Service",
+                mend="give each port a name",
+            )
+        target = port.get("targetPort", port.get("port"))
+        names = {each.get("name"): each for pod in pods for _, c in pod.containers for each in items(c, "ports")}
+        if isinstance(target, str) and not target.isdigit() and pods and target not in names:
+            yield service.finding(
+                "target-port",
+                f"spec.ports[{index}].targetPort",
+                what=f"no pod has a port called {target!r}",
+                why="connections are refused",
+                mend=f"name one of {', '.join(sorted(str(n) for n in names if n)) or '(none)'}",
+            )
+        numbers = {each.get("containerPort") for each in names.values()}
+        if number(target) is not None and pods and numbers and number(target) not in numbers:
+            yield service.finding(
+                "target-port",
+                f"spec.ports[{index}].targetPort",
+                what=f"no selected pod listens on {target}",
+                why="connections are refused",
+                mend=f"use {', '.join(sorted(str(n) for n in numbers))}, or a port's name",
+            )
+
+
+def _budget(case: Case, budget: Document) -> Iterator[Finding]:
+    low, high = budget.spec.get("minAvailable"), budget.spec.get("maxUnavailable")
+    if (low is None) == (high is None):
+        yield budget.finding(
+            "budget",
+            "spec",
+            what=f"{'both' if low is not None else 'none'} of minAvailable and maxUnavailable",
+            why="the API server refuses it, or it protects nothing",
+            mend="write maxUnavailable: 1",
+        )
+        return
+    here = case.pods_in(budget.namespace)
+    chosen = [pod for pod in here if selects(budget.spec.get("selector"), pod.labels)]
+    total = sum(pod.replicas for pod in chosen)
+    if here and not chosen:
+        wanted = at(budget.spec, ["selector", "matchLabels"]) or {}
+        yield budget.finding("selects-nothing", "spec.selector", **_nothing(here, wanted))
+    blocks = high in (0, "0", "0%") or low == "100%" or (isinstance(low, int) and low >= total)
+    if chosen and blocks:
+        yield budget.finding(
+            "budget",
+            "spec",
+            what=f"none of {total} pods may ever be away",
+            why="kubectl drain waits for ever, and with it every upgrade of a node",
+            mend="write maxUnavailable: 1",
+        )
+
+
+def _monitor(case: Case, monitor: Document) -> Iterator[Finding]:
+    if at(monitor.spec, ["namespaceSelector"]):
+        return
+    here = case.pods_in(monitor.namespace)
+    chosen = [pod for pod in here if selects(monitor.spec.get("selector"), pod.labels)]
+    if here and not chosen:
+        yield monitor.finding(
+            "selects-nothing",
+            "spec.selector",
+            what="no pod has these labels",
+            why="nothing is scraped",
+            mend="select labels that the pods have",
+        )
+    names = {each.get("name") for pod in chosen for _, c in pod.containers for each in items(c, "ports")}
+    for index, endpoint in enumerate(items(monitor.spec, "podMetricsEndpoints")):
+        port = endpoint.get("port")
+        if chosen and port is not None and port not in names:
+            yield monitor.finding(
+                "target-port",
+                f"spec.podMetricsEndpoints[{index}].port",
+                what=f"no pod has a port called {port!r}",
+                why="nothing is scraped",
+                mend=f"name one of {', '.join(sorted(str(n) for n in names if n)) or '(none)'}",
+            )
+
+
+def _policies(case: Case, engine: Engine) -> Iterator[Finding]:
+    """Whether KV may flow: decode dials prefill with our connector and with NIXL's alike."""
+    if engine.pod.side != "prefill" or engine.transfer is None:
+        return
+    namespace = engine.pod.document.namespace
+    peers = [each for each in case.engines if each.pod.side == "decode" and each.pod.document.namespace == namespace]
+    port = _kv_port(engine)
+    for peer in peers:
+        incoming = _selecting(case, engine.pod, "Ingress")
+        if incoming and not any(_permits(each, "ingress", peer.pod, port) for each in incoming):
+            yield incoming[0].finding(
+                "policy",
+                "spec.ingress",
+                what=f"decode pods may not reach port {port} of prefill pods",
+                why="no KV ever arrives",
+                mend=f"add an ingress rule from the decode pods for port {port}",
+            )
+        outgoing = _selecting(case, peer.pod, "Egress")
+        if outgoing and not any(_permits(each, "egress", engine.pod, port) for each in outgoing):
+            yield outgoing[0].finding(
+                "policy",
+                "spec.egress",
+                what=f"decode pods may not go to port {port} of prefill pods",
+                why="no KV ever arrives",
+                mend=f"add an egress rule to the prefill pods for port {port}",
+            )
+        if incoming and all(_has_ports(each) for each in incoming) and _takes_any_port(engine):
+            yield engine.pod.finding(
+                "policy",
+                f"{engine.path}.env",
+                what="a NetworkPolicy lists ports, and UCX takes any it likes",
+                why="KV moves on ephemeral ports, which are shut",
+                mend="set UCX_TCP_PORT_RANGE, and open that range",
+            )
+
+
+def _takes_any_port(engine: Engine) -> bool:
+    tcp = "tcp" in (literal(engine.container, "UCX_TLS") or "tcp")
+    return engine.uses("Nixl") is not None and tcp and literal(engine.container, "UCX_TCP_PORT_RANGE") is None
+
+
+def _kv_port(engine: Engine) -> int:
+    ours = engine.uses(OURS)
+    if ours is not None:
+        return number(at(ours, ["kv_connector_extra_config", "kv_port"])) or 7801
+    return number(literal(engine.container, "VLLM_NIXL_SIDE_CHANNEL_PORT")) or 5600
+
+
+def _selecting(case: Case, pod: PodView, direction: str) -> list[Document]:
+    found = [each for each in case.of("NetworkPolicy") if each.namespace == pod.document.namespace]
+    return [
+        each for each in found if selects(each.spec.get("podSelector"), pod.labels) and direction in _directions(each)
+    ]
+
+
+def _directions(policy: Document) -> list[str]:
+    given = policy.spec.get("policyTypes")
+    return list(given) if given else ["Ingress", *(["Egress"] if "egress" in policy.spec else [])]
+
+
+def _permits(policy: Document, key: str, peer: PodView, port: int) -> bool:
+    return any(
+        _to(rule, "from" if key == "ingress" else "to", peer) and _port(rule, peer, port)
+        for rule in items(policy.spec, key)
+    )
+
+
+def _to(rule: dict[str, Any], key: str, peer: PodView) -> bool:
+    peers = items(rule, key)
+    return not peers or any(_is_peer(each, peer) for each in peers)
+
+
+def _is_peer(entry: dict[str, Any], peer: PodView) -> bool:
+    if "ipBlock" in entry:
+        return True
+    return "podSelector" not in entry or selects(entry["podSelector"], peer.labels)
+
+
+def _port(rule: dict[str, Any], peer: PodView, port: int) -> bool:
+    ports = items(rule, "ports")
+    if not ports:
+        return True
+    for each in ports:
+        first = each.get("port")
+        if first is None or (number(first) is None):
+            return True  # all ports, or a name that we take on trust
+        lowest = number(first) or 0
+        if lowest <= port <= int(each.get("endPort", lowest)):
+            return True
+    return False
+
+
+def _has_ports(policy: Document) -> bool:
+    return all(items(rule, "ports") for rule in items(policy.spec, "ingress"))
+
+
+def _generated_names(case: Case) -> Iterator[Finding]:
+    """A name with a revision in it, written into a manifest."""
+    for pod in case.pods:
+        for path, container in pod.all_containers:
+            texts = [str(each) for key in ("command", "args") for each in container.get(key) or []]
+            texts += [str(each.get("value")) for each in items(container, "env")]
+            found = next((match for text in texts if (match := _GENERATED.search(text))), None)
+            if found is not None:
+                yield pod.finding(
+                    "generated-name",
+                    path,
+                    what=f"{found[0]} is a name that LWS made, with a revision in it",
+                    why="the next rollout makes another one",
+                    mend="use a Service of your own, or let the router watch pods",
+                )
+
+
+def _rights(case: Case) -> Iterator[Finding]:
+    for role in case.of("Role", "ClusterRole"):
+        for index, rule in enumerate(items(role.manifest, "rules")):
+            wide = [key for key in ("apiGroups", "resources", "verbs") if "*" in (rule.get(key) or [])]
+            secrets = "secrets" in (rule.get("resources") or []) and {"get", "list", "watch"} & set(
+                rule.get("verbs") or []
+            )
+            if wide or secrets:
+                yield role.finding(
+                    "rights",
+                    f"rules[{index}]",
+                    what="the rule grants everything" if wide else "the rule reads all Secrets",
+                    why="who takes over the router takes over more than it needs",
+                    mend="pods: get, list, watch, in a Role of the namespace",
+                )
+    for binding in case.of("RoleBinding", "ClusterRoleBinding"):
+        yield from _binding(case, binding)
+
+
+def _binding(case: Case, binding: Document) -> Iterator[Finding]:
+    accounts = {(each.namespace, each.name) for each in case.of("ServiceAccount")}
+    for index, subject in enumerate(items(binding.manifest, "subjects")):
+        if subject.get("kind") != "ServiceAccount":
+            continue
+        if not subject.get("namespace"):
+            yield binding.finding(
+                "binding",
+                f"subjects[{index}]",
+                what="the subject has no namespace",
+                why="the API server refuses it",
+                mend=f"add namespace: {binding.namespace}",
+            )
+        elif accounts and (subject["namespace"], subject.get("name")) not in accounts:
+            yield binding.finding(
+                "binding",
+                f"subjects[{index}]",
+                what=f"there is no ServiceAccount {subject.get('name')} here",
+                why="the router may not list pods: it finds no worker",
+                mend=f"name one of {', '.join(sorted(name for _, name in accounts))}",
+            )
+    reference = at(binding.manifest, ["roleRef"]) or {}
+    roles = [each.name for each in case.of(str(reference.get("kind")))]
+    if (
+        roles
+        and reference.get("name") not in roles
+        and binding.kind == "RoleBinding"
+        and reference.get("kind") == "Role"
+    ):
+        yield binding.finding(
+            "binding",
+            "roleRef.name",
+            what=f"there is no Role {reference.get('name')}",
+            why="nothing is granted",
+            mend=f"name one of {', '.join(roles)}",
+        )
