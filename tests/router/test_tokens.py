@@ -129,6 +129,20 @@ async def test_without_an_answer_the_text_must_do(answer: tuple[dict[str, Any], 
         assert made.statistics().failed_total == 1
 
 
+@pytest.mark.parametrize(("status", "num_asked"), [(404, 1), (501, 1), (400, 3), (500, 3)])
+async def test_a_worker_without_tokenize_is_asked_once_in_its_life(status: int, num_asked: int) -> None:
+    worker = StubWorker("w")
+    worker.tokenize = lambda body: ({}, status)
+    async with tokens(worker) as made:
+        for at in range(3):
+            assert (await made.of(call(prompt=TEXT + str(at)))).origin == "text"
+        assert worker.num_asked == num_asked
+        for one in made._fleet:
+            one.incarnation = "another"
+        await made.of(call(prompt=TEXT))
+        assert worker.num_asked == num_asked + 1
+
+
 async def test_a_worker_that_is_gone_or_late_does_not_hold_anybody_up() -> None:
     worker = StubWorker("w")
     async with tokens(worker, tokenize_timeout_s=0.05) as made:

@@ -40,6 +40,7 @@ class CostModel:
     wire_bytes_per_token: Average = field(default_factory=Average)  # as reported, so with codec and layout
     stalls: Rate = field(default_factory=lambda: Rate(RATE_WINDOW_S))  # prompts that stop whoever decodes beside them
     stall_tokens: Average = field(default_factory=Average)  # their length
+    _stranger: EngineModel = field(default_factory=EngineModel)  # of whom nothing is known; never learns
     _engines: dict[str, EngineModel] = field(default_factory=dict)
     _links: dict[tuple[str, str], LinkModel] = field(default_factory=dict)
 
@@ -62,7 +63,7 @@ class CostModel:
         engine = self._engines.get(worker)
         if engine is not None and engine.known:
             return engine
-        return next((other for other in self._engines.values() if other.known), engine or EngineModel())
+        return next((other for other in self._engines.values() if other.known), engine or self._stranger)
 
     def own_engine(self, worker: str) -> EngineModel:
         """Return the model that this worker's observations go to."""

@@ -3,12 +3,16 @@
 *Held* blocks come from its KV events: a block is held while a copy on any medium remains. *Expected* ones come from
 what was sent there: the blocks of a prompt that is about to be computed, until the worker tells of them or time is up.
 A worker without events has expected blocks only. Both are in the order of their last use, the oldest first.
+
+There may be a million of these records, none of which can be part of a cycle: the garbage collector does not look at
+them. A full collection that did was measured to stop the process for 0.2 s at 300,000.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import NamedTuple
+
+import msgspec
 
 from tollbridge.kv.hashes import BlockHash
 from tollbridge.wire.events import EngineHash
@@ -17,7 +21,7 @@ Copies = tuple[tuple[str, int], ...]  # (medium, how many), none of them zero
 Namespace = tuple[int, int]  # (bytes of a unit, units of a block)
 
 
-class Block(NamedTuple):
+class Block(msgspec.Struct, frozen=True, gc=False):
     """A held block."""
 
     engine_hash: EngineHash
@@ -25,7 +29,7 @@ class Block(NamedTuple):
     copies: Copies
 
 
-class Hope(NamedTuple):
+class Hope(msgspec.Struct, frozen=True, gc=False):
     """An expected block."""
 
     expires_s: float
@@ -69,7 +73,7 @@ class Holding:
         copies = _with(block.copies, medium, -1)
         if not copies:
             return name, self.drop(name)
-        self.held[name] = block._replace(copies=self._interned.setdefault(copies, copies))
+        self.held[name] = Block(block.engine_hash, block.namespace, self._interned.setdefault(copies, copies))
         return None
 
     def drop(self, name: BlockHash) -> Block:

@@ -7,8 +7,8 @@ from zlib import crc32
 import msgspec
 
 from tollbridge.policy.estimates import Candidate, Estimator, Side
-from tollbridge.policy.rules import NOT_SPLIT, least_loaded, partners
-from tollbridge.policy.views import FleetView, RequestView
+from tollbridge.policy.rules import NOT_SPLIT, Partners, least_loaded, partners
+from tollbridge.policy.views import FleetView, RequestView, WorkerView
 from tollbridge.wire.decision import Decision
 
 TIE = 0.02  # in requests: a split must be cheaper by so much, and by
@@ -72,17 +72,37 @@ def _pairs(
         return found, []
     floors = {sender.name: estimator.least_split_cost(sides[sender.name]) for sender, _ in found}
     found.sort(key=lambda each: (floors[each[0].name], each[0].name))
-    ranked = []
-    for sender, receivers in found[:MAX_EACH]:
-        decodes = [side for worker in receivers if (side := sides[worker.name]).has_room]
-        decodes.sort(key=_decode_cost)
-        best = {side.view.name: side.decode_cost for side in [*decodes[:MAX_EACH], *sorted(decodes, key=_cached)[-1:]]}
-        floor = floors[sender.name]
-        ranked += [(floor + decode_cost, sender.name, name) for name, decode_cost in best.items()]
+    orders = _decode_orders(found, sides)
+    ranked: list[tuple[float, str, str]] = []
+    for sender, _ in found[:MAX_EACH]:
+        floor, name, prefill = floors[sender.name], sender.name, sides[sender.name]
+        by_cost, by_cached = orders[sender.connector]
+        best = [side for side in by_cost if side is not prefill][:MAX_EACH]
+        most_cached = next((side for side in by_cached if side is not prefill), None)
+        if most_cached is not None and all(side is not most_cached for side in best):
+            best.append(most_cached)
+        ranked += [(floor + side.decode_cost, name, side.view.name) for side in best]
     if not ranked:
         return "no_kv_room", []
     ranked.sort()
     return "unknown_link", [(sides[p], sides[d]) for _, p, d in ranked[:MAX_PAIRS]]
+
+
+def _decode_orders(found: Partners, sides: dict[str, Side]) -> dict[str, tuple[list[Side], list[Side]]]:
+    """Return by connector the sides with room for the KV, the cheapest first, and the two with most of the prompt.
+
+    What two senders may send to is all of a connector's: each lacks only itself.
+    """
+    of: dict[str, list[list[WorkerView]]] = {}
+    for sender, receivers in found:
+        of.setdefault(sender.connector, []).append(receivers)
+    orders = {}
+    for connector, lists in of.items():
+        names = {worker.name for receivers in lists[:2] for worker in receivers}
+        with_room = [side for name in names if (side := sides[name]).has_room]
+        by_cost, by_cached = sorted(with_room, key=_decode_cost), sorted(with_room, key=_cached, reverse=True)
+        orders[connector] = by_cost[: MAX_EACH + 1], by_cached[:2]
+    return orders
 
 
 def _best_split(estimator: Estimator, pairs: list[tuple[Side, Side]], bound: float) -> Candidate | None:

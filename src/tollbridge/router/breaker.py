@@ -45,8 +45,9 @@ class Breaker:
 
     def refuses(self, now_s: float) -> bool:
         """Return whether a request had better go elsewhere: it is open, or its probe is out."""
-        state = self.state(now_s)
-        return state == "open" or (state == "half_open" and self._probe is not None)
+        if self._open_until_s is None:  # asked of every worker for every decision
+            return False
+        return now_s < self._open_until_s or self._probe is not None
 
     def begin(self, request: object, now_s: float) -> None:
         """A request goes to the worker. The first one in the half-open state is the probe."""

@@ -20,6 +20,7 @@ from tollbridge.wire.decision import Decision
 
 BYTES_PER_TOKEN = 4  # of text that nobody has tokenised
 
+_FRESH_S = 1e-3  # for so long a view of the fleet is as good as a new one
 _SLOW_ORIGINS = frozenset({"tokenizer", "worker", "text"})  # of tokens that may have taken time
 _LIST_OF_PROMPTS = re.compile(rb'\s*\[\s*["\[]')  # ["text", ...] or [[ids], ...]; [1, 2] is one prompt
 _INTEGER = re.compile(rb"-?[0-9]{1,18}")
@@ -36,8 +37,9 @@ async def decide_call(context: Context, call: Call) -> Decision:
     """
     router = context.config.router
     fleet = context.fleet.view(call.model)  # an unknown model is refused before anybody tokenises for it
+    seen_s = context.clock.monotonic()
     prompt = await context.tokens.of(call, context.fleet.adapter(call.model))
-    if prompt.origin in _SLOW_ORIGINS:
+    if prompt.origin in _SLOW_ORIGINS and context.clock.monotonic() > seen_s + _FRESH_S:
         fleet = context.fleet.view(call.model)  # meanwhile it has changed
     fleet = msgspec.structs.replace(fleet, pricing=context.learner.pricing())
     found = context.feeder.match(prompt.content) if prompt.content is not None else {}
@@ -117,11 +119,12 @@ def _unsplittable(call: Call) -> str | None:
 
 def _unsplittable_by(workers: Sequence[Worker], call: Call) -> str | None:
     """Return what these workers cannot split, as a reason code: adapters; several choices, which vLLM can."""
-    if any(card.get("id") == call.model and card.get("parent") for worker in workers for card in worker.models):
+    if any(worker.has_adapter(call.model) for worker in workers):
         return "lora_adapter"
-    several = any((_maybe_int(call.sampling, name) or 1) > 1 for name in _SEVERAL)
+    if not any((_maybe_int(call.sampling, name) or 1) > 1 for name in _SEVERAL):
+        return None
     shares = workers and all(_shares_loads(worker.config) for worker in workers)
-    return "several_choices" if several and not shares else None
+    return None if shares else "several_choices"
 
 
 def _shares_loads(config: WorkerConfig) -> bool:

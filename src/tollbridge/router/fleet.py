@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -31,6 +31,20 @@ Handover = dict[str, msgspec.Raw]  # `kv_transfer_params` of a stock connector, 
 DEFAULT_BLOCK_SIZE = 16  # tokens, of a worker that does not say
 
 _WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - recognised in order to be refused as an address to dial
+
+
+class _Named(NamedTuple):
+    """The models and the adapters among some cards."""
+
+    models: tuple[dict[str, Any], ...]
+    ids: frozenset[str]
+    adapters: frozenset[str]
+
+    @classmethod
+    def of(cls, models: tuple[dict[str, Any], ...]) -> _Named:
+        named = [(card.get("id"), card.get("parent")) for card in models]
+        ids = frozenset(name for name, _ in named if isinstance(name, str))
+        return cls(models, ids, frozenset(name for name, parent in named if isinstance(name, str) and parent))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -58,6 +72,7 @@ class Worker:
     breaker: Breaker = field(default_factory=lambda: Breaker(first_s=0.25, longest_s=1.0))
     recheck: asyncio.Event = field(default_factory=asyncio.Event)
     waits: set[Callable[[str], None]] = field(default_factory=set)  # ends the waits of the flows for this worker
+    _names: _Named = field(default_factory=lambda: _Named.of(()))
 
     @property
     def name(self) -> str:
@@ -79,7 +94,17 @@ class Worker:
         return self.load.report.pinned_full
 
     def serves(self, model: str | None) -> bool:
-        return model is None or any(card.get("id") == model for card in self.models)
+        return model is None or model in self._named().ids
+
+    def has_adapter(self, model: str | None) -> bool:
+        """Return whether `model` is a LoRA adapter here: then its KV is its own."""
+        return model in self._named().adapters
+
+    def _named(self) -> _Named:
+        """Return what its cards say, read once: every decision asks every worker."""
+        if self._names.models is not self.models:
+            self._names = _Named.of(self.models)
+        return self._names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +141,12 @@ class Fleet:
         if ready and not workers:
             known = ", ".join(sorted({str(card.get("id")) for worker in ready for card in worker.models}))
             raise ModelNotFoundError(f"The model {str(model)[:200]!r} is not served here: use {known}.", param="model")
-        return FleetView(workers=tuple(self.view_of(worker) for worker in workers))
+        now_s = self._clock.monotonic()
+        return FleetView(workers=tuple([self._view_of(worker, now_s) for worker in workers]))
 
     def adapter(self, model: str | None) -> str | None:
         """Return `model` when it is a LoRA adapter of another one: then its KV is its own."""
-        cards = (card for worker in self for card in worker.models)
-        return next((model for card in cards if card.get("id") == model and card.get("parent")), None)
+        return model if any(worker.has_adapter(model) for worker in self) else None
 
     @contextmanager
     def serving(
@@ -208,21 +233,26 @@ class Fleet:
 
     def view_of(self, worker: Worker) -> WorkerView:
         """Return `worker` as a policy sees it now."""
-        suspect = self.is_suspect(worker)
-        report, now = worker.load.report, worker.load.figures()
+        return self._view_of(worker, self._clock.monotonic())
+
+    @staticmethod
+    def _view_of(worker: Worker, now_s: float) -> WorkerView:
+        suspect = worker.breaker.refuses(now_s)
+        config, load = worker.config, worker.load
+        report, now = load.report, load.figures()
         return WorkerView(
-            name=worker.name,
-            prefer=worker.config.prefer,
+            name=config.name,
+            prefer=config.prefer,
             ready=worker.ready,
-            connector=worker.config.connector,
+            connector=config.connector,
             kv=None if suspect else worker.kv,  # decode alone is the better bet than a split with a suspect
-            pinned_full=worker.pinned_full,
+            pinned_full=report.pinned_full,
             suspect=suspect,
             num_prefills=worker.num_prefills,
             num_decodes=worker.num_decodes,
             num_served=worker.num_served,
-            host=worker.config.host,
-            block_size=worker.block_size,
+            host=config.host,
+            block_size=report.block_size or DEFAULT_BLOCK_SIZE,
             kv_bytes_per_token=report.kv_bytes_per_token,
             max_num_batched_tokens=report.max_num_batched_tokens,
             waiting_prefill_tokens=now.waiting_prefill_tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -57,6 +58,8 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with listening(cluster, secret, limits=limits, extensions=extensions) as url:
+        gc.collect()
+        gc.freeze()  # what lives as long as we do: no later collection need look at it
         ready = Ready(ready="router", name="router", url=url, pid=os.getpid(), model=cluster.model)
         ready_to.write(msgspec.json.encode(ready).decode() + "\n")
         ready_to.flush()

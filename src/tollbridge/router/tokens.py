@@ -33,6 +33,7 @@ INLINE_BYTES = 512  # a shorter prompt is tokenised faster than a thread is woke
 _PROBE = "A toll of 3.50 € is due:\n\n  pay — or turn back?  你好, мост! <|im_end|>\t100000 x"
 _PROBE_CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": _PROBE}]
 _MODELS_REMEMBERED = 64
+_NO_SUCH_THING = (200, 404, 405, 501)  # statuses of an answer without tokens, whatever the prompt
 
 
 class _Tokens(msgspec.Struct, frozen=True):
@@ -63,6 +64,7 @@ class Tokens:
         self._probes: set[asyncio.Task[None]] = set()
         self._remembered: OrderedDict[bytes, bytes] = OrderedDict()  # packed ids
         self._remembered_bytes = 0
+        self._mute: dict[str, str] = {}  # worker -> the life in which it had no /tokenize
         self._hits = self._misses = self._asked = self._failed = 0
 
     async def load(self) -> None:
@@ -154,13 +156,21 @@ class Tokens:
         async with self._upstream.request(worker, "POST", "/tokenize", body=data, headers=headers) as response:
             answer = await self._upstream.read(worker, response)
         try:
-            return msgspec.json.decode(answer, type=_Tokens).tokens if response.status == 200 else None
+            if response.status == 200:
+                return msgspec.json.decode(answer, type=_Tokens).tokens
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return None
+            pass
+        if response.status in _NO_SUCH_THING:
+            self._mute[worker.name] = worker.life
+        return None
 
     def _worker(self, model: str | None) -> Worker | None:
-        ready = [worker for worker in self._fleet if worker.ready and worker.serves(model)]
-        return min(ready, key=lambda worker: worker.num_prefills + worker.num_decodes, default=None)
+        able = [worker for worker in self._fleet if worker.ready and worker.serves(model) and not self._is_mute(worker)]
+        return min(able, key=lambda worker: worker.num_prefills + worker.num_decodes, default=None)
+
+    def _is_mute(self, worker: Worker) -> bool:
+        """Whether it has no /tokenize: to ask it again would only delay requests, until it is another process."""
+        return self._mute.get(worker.name) == worker.life
 
     # --- whether our own tokenizer may be believed
 
