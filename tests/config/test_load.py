@@ -192,7 +192,38 @@ def test_the_environment_is_the_default_source(monkeypatch: pytest.MonkeyPatch) 
     assert load().cluster.model == "elsewhere"
 
 
-@pytest.mark.parametrize(("key", "value"), [("discovery", "kubernetes"), ("discovery", "dns")])
-def test_what_is_not_built_yet_is_refused(key: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=f"{key}.*(not built|not read) yet"):
-        load(environ={f"TOLLBRIDGE_{key.upper()}": value})
+@pytest.mark.parametrize("kind", ["static", "dns", "kubernetes"])
+def test_a_discovery_may_be_a_word(cluster_file: Path, kind: str) -> None:
+    workers = "workers: [{name: p, url: 'http://prefill:8000'}]"
+    loaded = load_text(cluster_file, f"discovery: {kind}\n{workers}")
+    assert loaded.cluster.discovery.kind == kind
+    assert loaded.source("discovery.kind") == "cluster.yaml"
+    assert load_text(cluster_file, f"discovery: {{kind: {kind}}}\n{workers}").cluster == loaded.cluster
+    assert load(cluster_file, environ={"TOLLBRIDGE_DISCOVERY_KIND": "static"}).cluster.discovery.kind == "static"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("discovery: kubernets", 'discovery.kind is "kubernets", but must be "static" or "dns" or "kubernetes".'),
+        ("discovery: {knd: dns}", "discovery.knd is no key of the cluster file: did you mean discovery.kind?"),
+        ("discovery: {selector: a}", 'for kind "kubernetes" only, but discovery.kind is "static".'),
+        ("discovery: {kind: kubernetes, file: a}", 'is for kind "static" only, but discovery.kind is "kubernetes".'),
+        ("discovery: {kind: dns, min_ttl_s: 60}", "discovery.min_ttl_s is above discovery.max_ttl_s."),
+        ("discovery: {kind: kubernetes, api: 'h:1'}", 'discovery.api is "h:1", but must begin with https://.'),
+        ("discovery: {kind: kubernetes, api: 'http://10.0.0.1:80'}", "but beyond this machine the token needs https://."),
+        ("discovery: {kind: kubernetes, engine: embedded, connector: nixl}", 'is "nixl", which only vLLM has.'),
+        ("discovery: dns\nworkers: []", "workers is empty: list at least one worker."),
+        ("discovery: dns\nworkers: [{name: p, url: 'http://prefill:0'}]", "name of SRV records: http://_http._tcp.NAME:0."),
+        ("discovery: dns\nworkers: [{name: p, url: 'http://_http._tcp.p:80'}]", "http://_http._tcp.NAME:0."),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_the_discovery_gets_one_sentence(cluster_file: Path, text: str, sentence: str) -> None:
+    assert refusal(cluster_file, text).endswith(sentence)
+
+
+@pytest.mark.parametrize("discovery", ["kubernetes", "{file: workers.yaml}"])
+def test_where_others_say_who_serves_hosts_of_links_and_workers_are_free(cluster_file: Path, discovery: str) -> None:
+    text = f"discovery: {discovery}\nworkers: []\nlinks: [{{from: node-7, to: node-9, goodput_bytes_per_s: 1000000}}]"
+    cluster = load_text(cluster_file, text).cluster
+    assert (cluster.workers, cluster.lists_workers) == ([], False)

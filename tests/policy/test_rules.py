@@ -81,6 +81,8 @@ def test_local_spreads_equal_load_over_all_workers() -> None:
         ([kv_less(), p("p1"), d()], "p1", "d0"),
         ([n("p0", "prefill"), d("d0"), p("p1", num_prefills=9), n("d1", "decode", ready=False)], "p1", "d0"),
         ([n("p0", "prefill"), d("d0"), n("d1", "decode", num_decodes=9)], "p0", "d1"),
+        ([p("p0", revision="a"), d("d0", revision="b"), d("d1", revision="a", num_decodes=9)], "p0", "d1"),
+        ([p("p0", revision="b"), p("p1", revision="a", num_prefills=9), d("d0", revision="a")], "p1", "d0"),
     ],
 )
 def test_split(workers: list[WorkerView], prefill: str, decode: str) -> None:
@@ -102,6 +104,9 @@ def test_split(workers: list[WorkerView], prefill: str, decode: str) -> None:
         ([p(), n("d0", "decode")], "connectors_differ"),
         ([n("p0", "prefill"), d()], "connectors_differ"),
         ([n("p0", "prefill"), n("d0", "decode", connector="nixl-push")], "connectors_differ"),
+        ([p(revision="a"), d(revision="b")], "revisions_differ"),
+        ([p(revision="a"), d()], "revisions_differ"),
+        ([p(revision="a"), n("d0", "decode", revision="a")], "connectors_differ"),
     ],
 )
 def test_split_falls_back_and_says_why(workers: list[WorkerView], reason: str) -> None:
@@ -135,6 +140,7 @@ WORKERS = st.lists(
         ready=st.booleans(),
         kv=st.sampled_from([None, KV]),
         connector=st.sampled_from(["tollbridge", "nixl"]),
+        revision=st.sampled_from(["", "a", "b"]),
         suspect=st.booleans(),
         num_prefills=st.integers(0, 3),
         num_decodes=st.integers(0, 3),
@@ -158,5 +164,6 @@ def test_any_fleet(workers: list[WorkerView], name: str) -> None:
     assert (decision.prefill is None) == (decision.choice == "local")
     if decision.prefill is not None:
         assert ready[decision.prefill].can_send_to(ready[decision.decode])
+        assert ready[decision.prefill].revision == ready[decision.decode].revision
         assert ready[decision.prefill].prefer != "decode"
         assert ready[decision.decode].prefer != "prefill"

@@ -128,6 +128,11 @@ class StubWorker:
             await self._runner.cleanup()
             self._runner = None
 
+    def num_connections(self) -> int:
+        """Return how many clients are connected, idle ones included."""
+        server = self._runner.server if self._runner is not None else None
+        return len(server.connections) if server is not None else 0
+
     @property
     def config(self) -> WorkerConfig:
         kv = self.kv if self.engine_kind == "vllm" and self.kv else "127.0.0.1:0"

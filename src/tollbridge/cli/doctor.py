@@ -42,7 +42,7 @@ def doctor(
     if prefill is not None and decode is not None:
         targets = from_flags(prefill, decode, prefill_kv, decode_kv)
     elif router is None:
-        targets = from_cluster(cluster.workers)
+        targets = from_cluster(cluster.workers) if cluster.lists_workers else []  # else the router knows them
         router = _url(cluster)
     examination = examine_cluster(
         targets,

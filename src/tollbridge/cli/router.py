@@ -28,7 +28,7 @@ def router(*, config: ConfigFile = None, print_config: PrintConfig = False) -> i
 
 def check_reachable(cluster: ClusterConfig) -> None:
     """Raise ConfigError when a worker's address is still to be chosen: only its ready line knows it."""
-    for index, worker in enumerate(cluster.workers):
+    for index, worker in enumerate(cluster.workers if cluster.lists_workers else ()):
         if parse_address(worker.url, scheme="http://").port == 0:
             raise ConfigError(
                 f'workers[{index}].url is "{worker.url}", which says "choose a port" to worker {worker.name}: '

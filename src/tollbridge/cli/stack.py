@@ -21,7 +21,7 @@ import msgspec
 
 from tollbridge.cli.display import Display
 from tollbridge.config.address import is_loopback, parse_address
-from tollbridge.config.cluster import ClusterConfig, SecretConfig, WorkerConfig
+from tollbridge.config.cluster import ClusterConfig, DiscoveryConfig, SecretConfig, WorkerConfig
 from tollbridge.config.load import variables
 from tollbridge.config.show import dump
 from tollbridge.errors import ConfigError, TollbridgeError
@@ -79,7 +79,7 @@ class Stack:
         names = [worker.name for worker in self.cluster.workers]
         ready = await self._unless_one_dies(self._all_ready(names, self._deadlines.worker_ready_s))
         workers = [_at(worker, line) for worker, line in zip(self.cluster.workers, ready, strict=True)]
-        self.cluster = msgspec.structs.replace(self.cluster, workers=workers)
+        self.cluster = msgspec.structs.replace(self.cluster, workers=workers, discovery=DiscoveryConfig())
         self.model = ready[0].model or self.model
         path = self._write_cluster("cluster.yaml")
         await self._spawn("router", (*self._command, "router", "--config", str(path)), None)

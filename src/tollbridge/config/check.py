@@ -8,11 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from tollbridge.config.address import parse_address
-from tollbridge.config.cluster import DEFAULT_TENANT, ClusterConfig, WorkerConfig
+from tollbridge.config.address import is_loopback, parse_address
+from tollbridge.config.cluster import DEFAULT_TENANT, ClusterConfig, DiscoveryConfig, WorkerConfig
 from tollbridge.config.schema import Problem
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # a DNS label: it becomes a host name and a metric label
+
+_KEYS_OF = {
+    "static": ("file",),
+    "dns": ("min_ttl_s", "max_ttl_s"),
+    "kubernetes": ("namespace", "selector", "engine", "connector", "http_port", "kv_port", "api", "account"),
+}
 
 
 def find_problem(cluster: ClusterConfig) -> Problem | None:
@@ -28,13 +34,12 @@ def _problems(cluster: ClusterConfig) -> Iterator[Problem]:
     yield from _tenant_problems(cluster)
     if cluster.secret.env is None and cluster.secret.file is None:
         yield Problem(path="secret", clause="names neither env nor file: set one of them")
-    if cluster.discovery != "static":
-        yield Problem(path="discovery", clause=f'is "{cluster.discovery}", which is not built yet: use "static"')
     yield from _worker_list_problems(cluster)
     for index, worker in enumerate(cluster.workers):
         yield from _worker_problems(worker, f"workers[{index}]")
     yield from _address_clashes(cluster)
     yield from _link_problems(cluster)
+    yield from _discovery_problems(cluster)
 
 
 def _tenant_problems(cluster: ClusterConfig) -> Iterator[Problem]:
@@ -52,7 +57,7 @@ def _tenant_problems(cluster: ClusterConfig) -> Iterator[Problem]:
 
 
 def _worker_list_problems(cluster: ClusterConfig) -> Iterator[Problem]:
-    if not cluster.workers:
+    if not cluster.workers and (cluster.lists_workers or cluster.discovery.kind == "dns"):
         yield Problem(path="workers", clause="is empty: list at least one worker")
     seen: dict[str, int] = {}
     for index, worker in enumerate(cluster.workers):
@@ -105,9 +110,50 @@ def _listeners(cluster: ClusterConfig) -> Iterator[tuple[str, str]]:
 
 
 def _link_problems(cluster: ClusterConfig) -> Iterator[Problem]:
+    if not cluster.lists_workers:
+        return  # on which hosts the workers run is found out
     hosts = {worker.host for worker in cluster.workers}
     for index, link in enumerate(cluster.links):
         for key, host in (("from", link.from_host), ("to", link.to_host)):
             if host not in hosts:
                 clause = f'is "{host}", but no worker has that host: known are {", ".join(sorted(hosts))}'
                 yield Problem(path=f"links[{index}].{key}", clause=clause)
+
+
+def _discovery_problems(cluster: ClusterConfig) -> Iterator[Problem]:
+    found, defaults = cluster.discovery, DiscoveryConfig()
+    for kind, keys in _KEYS_OF.items():
+        for key in keys if kind != found.kind else ():
+            if getattr(found, key) != getattr(defaults, key):
+                clause = f'is for kind "{kind}" only, but discovery.kind is "{found.kind}"'
+                yield Problem(path=f"discovery.{key}", clause=clause)
+    if found.min_ttl_s > found.max_ttl_s:
+        yield Problem(path="discovery.min_ttl_s", clause="is above discovery.max_ttl_s")
+    if found.connector != "tollbridge" and found.engine != "vllm":
+        yield Problem(path="discovery.connector", clause=f'is "{found.connector}", which only vLLM has')
+    yield from _api_problems(found.api)
+    if found.kind == "dns":
+        yield from _template_problems(cluster)
+
+
+def _api_problems(api: str | None) -> Iterator[Problem]:
+    if api is None:
+        return
+    scheme = "http://" if api.startswith("http://") else "https://"
+    yield from _address_problems("discovery.api", api, scheme=scheme)
+    if scheme == "http://" and not is_loopback(parse_address(api, scheme=scheme).host):
+        yield Problem(path="discovery.api", clause=f'is "{api}", but beyond this machine the token needs https://')
+
+
+def _template_problems(cluster: ClusterConfig) -> Iterator[Problem]:
+    """With DNS a worker's url is a name; a name that begins with an underscore is one of SRV records, which have the
+
+    port.
+    """
+    for index, worker in enumerate(cluster.workers):
+        address = parse_address(worker.url, scheme="http://")
+        if (address.port == 0) != address.host.startswith("_"):
+            clause = (
+                f'is "{worker.url}", but needs the real port, or 0 and a name of SRV records: http://_http._tcp.NAME:0'
+            )
+            yield Problem(path=f"workers[{index}].url", clause=clause)

@@ -97,6 +97,7 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     events: str | None = "tcp://127.0.0.1:0"  # KV events; null: none, and what is cached there is guessed
     replay: str | None = None  # repeats past KV events; None: the worker says where
     host: str = "localhost"  # the machine, as `links` names it
+    revision: str = ""  # of model, engine and settings: both workers of a split have the same
     cores: list[Annotated[int, Meta(ge=0)]] | None = None  # None: not pinned
 
 
@@ -104,6 +105,23 @@ class LinkConfig(_Section, frozen=True, kw_only=True, rename={"from_host": "from
     from_host: str
     to_host: str
     goodput_bytes_per_s: Positive | None = None
+
+
+class DiscoveryConfig(_Section, frozen=True, kw_only=True):
+    """How the router learns who serves. A word in its place is its `kind`: `discovery: dns`."""
+
+    kind: Literal["static", "dns", "kubernetes"] = "static"
+    file: str | None = None  # static: the workers of this file instead, read again whenever it changes
+    min_ttl_s: Positive = 2.0  # dns: answers live as long as they say, within these bounds
+    max_ttl_s: Positive = 30.0
+    namespace: str | None = None  # kubernetes: of the pods; None: the router's own
+    selector: str = "tollbridge.io/role"  # kubernetes: the labels of the pods that serve
+    engine: Literal["embedded", "vllm"] = "vllm"  # kubernetes: of pods that do not say
+    connector: Literal["tollbridge", "nixl", "nixl-push"] = "tollbridge"  # the same
+    http_port: Annotated[int, Meta(ge=1, le=65535)] = 8000  # kubernetes: of pods without a port of the name http
+    kv_port: Annotated[int, Meta(ge=1, le=65535)] = 7801  # the same for kv
+    api: str | None = None  # kubernetes: the API server; None: that of the cluster the router runs in
+    account: str = "/var/run/secrets/kubernetes.io/serviceaccount"  # folder of token, ca.crt and namespace
 
 
 def _default_workers() -> list[WorkerConfig]:
@@ -126,5 +144,10 @@ class ClusterConfig(_Section, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig()
     links: list[LinkConfig] = []
     calibration: str | None = None
-    discovery: Literal["static", "dns", "kubernetes"] = "static"
+    discovery: DiscoveryConfig = DiscoveryConfig()
     deploy: DeployConfig = DeployConfig()
+
+    @property
+    def lists_workers(self) -> bool:
+        """Whether `workers` says who serves, rather than another file or the cluster."""
+        return self.discovery.kind == "static" and self.discovery.file is None

@@ -86,6 +86,8 @@ def read_file(path: Path) -> dict[str, Any]:
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold a mapping of keys to values, such as `model: smollm2`.")
+    if isinstance(tree.get("discovery"), str):
+        tree["discovery"] = {"kind": tree["discovery"]}
     problem = schema.find_misshapen(tree)
     if problem:
         raise ConfigError(f"{path}: {problem.path} {problem.clause}{_stop(problem.clause)}")

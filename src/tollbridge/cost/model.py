@@ -5,7 +5,7 @@ Predicts; is told what happened; knows how far off it is. The caller brings the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from tollbridge.config.calibration import Calibration, EngineCalibration, LinkCalibration
@@ -14,6 +14,7 @@ from tollbridge.cost.habits import Average, Rate
 from tollbridge.cost.link import LinkModel
 
 DEFAULT_OUTPUT_TOKENS = 128.0
+MAX_LINKS = 1024  # that are kept although their hosts may be gone
 RATE_WINDOW_S = 30.0
 
 
@@ -68,6 +69,17 @@ class CostModel:
     def own_engine(self, worker: str) -> EngineModel:
         """Return the model that this worker's observations go to."""
         return self._engines.setdefault(worker, EngineModel())
+
+    def keep(self, workers: Set[str], hosts: Set[str]) -> None:
+        """Forget engines of other workers, and links of other hosts once there are many.
+
+        While none of `workers` is known, one that was stays: strangers are taken to be like it.
+        """
+        if not any(engine.known for name, engine in self._engines.items() if name in workers):
+            workers = workers | {name for name, engine in self._engines.items() if engine.known}
+        self._engines = {name: engine for name, engine in self._engines.items() if name in workers}
+        if len(self._links) > MAX_LINKS:
+            self._links = {pair: link for pair, link in self._links.items() if hosts >= set(pair)}
 
     def link(self, source: str, target: str) -> LinkModel:
         link = self._links.get((source, target))

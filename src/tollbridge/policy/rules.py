@@ -17,6 +17,7 @@ NOT_SPLIT: dict[str, str] = {
     "pinned_bound": "Every ready prefill worker holds as much unfetched KV as it may",
     "no_ready_decode": "No decode worker is ready beside the prefill worker",
     "connectors_differ": "No ready decode worker has the connector of a ready prefill worker",
+    "revisions_differ": "No ready decode worker has the revision of a ready prefill worker",
     "prompt_list": "Several prompts in one request cannot share one transfer",
     "several_choices": "Several choices (n > 1) share one transfer on vLLM with our connector only",
     "multimodal": "The KV of images, audio and video is not shipped",
@@ -27,7 +28,7 @@ NOT_SPLIT: dict[str, str] = {
     "unknown_link": "Nobody has seen what the links carry",
 }
 NO_PARTNER = frozenset(
-    {"no_ready_prefill", "pinned_bound", "no_ready_decode", "connectors_differ"}
+    {"no_ready_prefill", "pinned_bound", "no_ready_decode", "connectors_differ", "revisions_differ"}
 )  # what `on_no_prefill: fail` refuses
 
 
@@ -71,14 +72,12 @@ def partners(request: RequestView, fleet: FleetView) -> Partners | str:
     senders = [worker for worker in senders if not worker.pinned_full]
     if not senders:
         return "pinned_bound"
-    connectors = {worker.connector for worker in senders}
-    able = {name: _by_preference(fleet, "decode", _has_connector(name)) for name in connectors}
-    found = [(sender, [w for w in able[sender.connector] if w.name != sender.name]) for sender in senders]
+    able = {kind: _by_preference(fleet, "decode", _is_of(kind)) for kind in {worker.kind for worker in senders}}
+    found = [(sender, [w for w in able[sender.kind] if w.name != sender.name]) for sender in senders]
     found = [(sender, receivers) for sender, receivers in found if receivers]
     if found:
         return found
-    others = _by_preference(fleet, "decode", lambda worker: worker.name != senders[0].name)
-    return "connectors_differ" if others else "no_ready_decode"
+    return _difference(senders, fleet)
 
 
 def pair(request: RequestView, fleet: FleetView) -> tuple[WorkerView, WorkerView] | str:
@@ -122,8 +121,17 @@ def least_loaded(workers: Iterable[WorkerView], *, first: str | None, request: R
     return ranked[0]
 
 
-def _has_connector(name: str) -> Callable[[WorkerView], bool]:
-    return lambda worker: worker.connector == name
+def _is_of(kind: tuple[str, str]) -> Callable[[WorkerView], bool]:
+    return lambda worker: worker.kind == kind
+
+
+def _difference(senders: list[WorkerView], fleet: FleetView) -> str:
+    """Return the code of why no ready worker can decode for any of `senders`."""
+    others = _by_preference(fleet, "decode", lambda worker: worker.name != senders[0].name)
+    if not others:
+        return "no_ready_decode"
+    connectors = {worker.connector for worker in senders}
+    return "revisions_differ" if any(worker.connector in connectors for worker in others) else "connectors_differ"
 
 
 def _by_preference(fleet: FleetView, role: str, able: Callable[[WorkerView], bool]) -> list[WorkerView]:

@@ -21,6 +21,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     prefer: Prefer = "any"  # a hint: the role is per request
     ready: bool = True
     connector: str = "tollbridge"  # how it moves KV; both workers of a split have the same
+    revision: str = ""  # of model, engine and settings; the same
     kv: tuple[str, int] | None = None  # where decode workers fetch KV; None: with our connector no prefill worker
     pinned_full: bool = False  # it holds as much KV that nobody has fetched as it may: no new splits with it
     suspect: bool = False  # a request failed here a moment ago; used only when nobody else is at hand
@@ -46,13 +47,18 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_prefills + self.num_decodes
 
     @property
+    def kind(self) -> tuple[str, str]:
+        """What both workers of a split have in common."""
+        return self.connector, self.revision
+
+    @property
     def can_send(self) -> bool:
         """Whether it can be a prefill worker: a stock connector says with each answer where its KV is."""
         return self.kv is not None or self.connector != "tollbridge"
 
     def can_send_to(self, other: WorkerView) -> bool:
         """Return whether the two can share a split, this one prefilling."""
-        return self.can_send and self.name != other.name and self.connector == other.connector
+        return self.can_send and self.name != other.name and self.kind == other.kind
 
 
 class FleetView(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
@@ -13,6 +14,8 @@ from tollbridge.clock import Clock, SystemClock
 from tollbridge.config.calibration import read_calibration
 from tollbridge.config.cluster import ClusterConfig
 from tollbridge.cost.model import CostModel
+from tollbridge.discovery.base import Discovery
+from tollbridge.discovery.make import make_discovery
 from tollbridge.errors import TollbridgeError
 from tollbridge.obs.tracing import NoTracer, Tracer
 from tollbridge.policy import registry
@@ -34,11 +37,14 @@ from tollbridge.router.limits import Limits
 from tollbridge.router.metrics import RouterMetrics
 from tollbridge.router.outcome import Arrival
 from tollbridge.router.release import Releaser
+from tollbridge.router.roster import DiscoveryCollector, Roster
 from tollbridge.router.tenants import Tenants
 from tollbridge.router.tokenizer import maybe_folder
 from tollbridge.router.tokens import Tokens
 from tollbridge.router.upstream import Upstream
 from tollbridge.wire.bodies import Bodies
+
+log = logging.getLogger("tollbridge.router")
 
 CONTEXT = web.AppKey("context", Context)
 REQUEST_ID = web.RequestKey("request_id", str)
@@ -55,13 +61,14 @@ def make_context(
     limits: Limits | None = None,
     clock: Clock | None = None,
     tracer: Tracer | None = None,
+    discovery: Discovery | None = None,
 ) -> Context:
     """Assemble what the requests share; ConfigError when the cluster file does not fit together."""
     router = cluster.router
     registry.find(router.policy)
     limits, clock = limits or Limits(), clock or SystemClock()
     upstream, metrics, tenants = Upstream(limits), RouterMetrics(), Tenants(router)
-    fleet = Fleet(cluster.workers, clock=clock)
+    fleet = Fleet(cluster.workers if cluster.lists_workers else (), clock=clock)
     admission = Admission(
         tenants.weights,
         clock=clock,
@@ -72,26 +79,31 @@ def make_context(
     feeder = IndexFeeder(fleet, limits, clock)
     tokens = Tokens(maybe_folder(cluster.model), fleet, upstream, limits)
     metrics.registry.register(KnowledgeCollector(feeder, tokens))
+    discovery = discovery or make_discovery(cluster, clock)
+    metrics.registry.register(DiscoveryCollector(discovery))
+    learner = Learner(
+        cost=_cost_model(cluster),
+        slo=cluster.slo,
+        explore=cluster.router.explore,
+        fleet=fleet,
+        clock=clock,
+        metrics=metrics,
+    )
     return Context(
         config=cluster,
         secret=secret,
         limits=limits,
         clock=clock,
         fleet=fleet,
+        discovery=discovery,
+        roster=Roster(fleet, metrics, learner),
         upstream=upstream,
         feeder=feeder,
         tokens=tokens,
         releaser=Releaser(upstream),
         decisions=Decisions(limits.num_decisions),
         metrics=metrics,
-        learner=Learner(
-            cost=_cost_model(cluster),
-            slo=cluster.slo,
-            explore=cluster.router.explore,
-            fleet=fleet,
-            clock=clock,
-            metrics=metrics,
-        ),
+        learner=learner,
         tracer=tracer or NoTracer(),
         budget=RetryBudget(fraction=limits.retry_fraction, burst=limits.retry_burst),
         tenants=tenants,
@@ -117,7 +129,8 @@ def _cost_model(cluster: ClusterConfig) -> CostModel:
 def make_app(context: Context, extensions: Sequence[Extension] = ()) -> web.Application:
     """Return the application; its start-up checks every worker once, so that the first request finds them."""
     app = web.Application(
-        middlewares=[identify, errors_as_json, check_key], client_max_size=context.config.router.max_body_mib << 20
+        middlewares=[identify, errors_as_json, check_key, know_fleet],
+        client_max_size=context.config.router.max_body_mib << 20,
     )
     app[CONTEXT] = context
     app[OPEN_PATHS] = set(PROBED_PATHS)
@@ -192,6 +205,17 @@ async def check_key(request: web.Request, handler: Handler) -> web.StreamRespons
     return await handler(request)
 
 
+@web.middleware
+async def know_fleet(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let the first requests wait for the first complete list of workers, rather than refuse them."""
+    context = request.app[CONTEXT]
+    if request.path.startswith("/v1/") and not context.roster.known.is_set():
+        with suppress(TimeoutError):
+            async with asyncio.timeout(context.limits.first_patience_s):
+                await context.roster.known.wait()
+    return await handler(request)
+
+
 async def _name_response(request: web.Request, response: web.StreamResponse) -> None:
     request_id = request.get(REQUEST_ID)
     if request_id is not None:  # an Expect that is not supported is refused before any middleware runs
@@ -210,14 +234,30 @@ async def _lifespan(app: web.Application) -> AsyncIterator[None]:
     monitor = Monitor(context.fleet, context.upstream, context.limits, context.metrics, context.clock)
     async with context.upstream:
         await context.tokens.load()
-        await monitor.check_all()
-        runs = {"fleet health": monitor.run(), "prefix index": context.feeder.run()}
+        runs = {
+            "discovery": context.discovery.run(context.roster.told),
+            "first list": context.roster.first(),
+            "fleet health": monitor.run(),
+            "prefix index": context.feeder.run(),
+        }
         tasks = [asyncio.create_task(run, name=name) for name, run in runs.items()]  # owned by the application
-        yield
-        for task in tasks:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+        try:
+            await _first_list(context, *tasks[:2])
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         await context.tokens.close()
         await context.releaser.close()
     await asyncio.to_thread(context.tracer.close)
+
+
+async def _first_list(context: Context, discovery: asyncio.Task[None], first: asyncio.Task[None]) -> None:
+    """Wait until it is known who serves, but not for ever; ConfigError when it never will be."""
+    patience_s = context.limits.first_list_s
+    await asyncio.wait({discovery, first}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+    if discovery.done():
+        discovery.result()
+    if not first.done():
+        log.warning("nobody knows yet who serves, after %g s: %s", patience_s, context.discovery.statistics().error)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from tollbridge.clock import Clock
 from tollbridge.config.cluster import ClusterConfig
+from tollbridge.discovery.base import Discovery
 from tollbridge.obs.tracing import Tracer
 from tollbridge.router.admission import Admission
 from tollbridge.router.budget import RetryBudget
@@ -21,6 +22,7 @@ from tollbridge.router.learn import Learner
 from tollbridge.router.limits import Limits
 from tollbridge.router.metrics import RouterMetrics
 from tollbridge.router.release import Releaser
+from tollbridge.router.roster import Roster
 from tollbridge.router.tenants import Tenants
 from tollbridge.router.tokens import Tokens
 from tollbridge.router.upstream import Upstream
@@ -34,6 +36,8 @@ class Context:
     limits: Limits
     clock: Clock
     fleet: Fleet
+    discovery: Discovery
+    roster: Roster
     upstream: Upstream
     feeder: IndexFeeder
     tokens: Tokens

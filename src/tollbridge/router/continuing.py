@@ -74,7 +74,7 @@ class Continuing:
         resumable = self._check()
         tried = frozenset({failed})
         while True:
-            worker = self._worker(tried)
+            worker = self._worker(tried, failed)
             try:
                 return await self._leg(resumable, worker)
             except UnavailableError as error:
@@ -98,10 +98,14 @@ class Continuing:
         self._num_continued += 1
         return resumable
 
-    def _worker(self, tried: frozenset[str]) -> Worker:
+    def _worker(self, tried: frozenset[str], failed: str) -> Worker:
+        """Return who goes on; one of the same revision if there is any."""
+        fleet = self._context.fleet
         try:
-            ready = self._context.fleet.view(self.call.model).without(tried).ready()
-            return self._context.fleet[least_loaded(ready, first="decode").name]
+            revision = fleet[failed].config.revision
+            ready = fleet.view(self.call.model).without(tried).ready()
+            ready = [worker for worker in ready if worker.revision == revision] or ready
+            return fleet[least_loaded(ready, first="decode").name]
         except TollbridgeError:
             raise CannotContinueError("no_worker") from None
 

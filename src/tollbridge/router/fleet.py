@@ -1,14 +1,14 @@
 """The workers the router knows: where they are, whether they serve, what they are doing for us.
 
-Ownership: `health.Monitor` writes readiness and what a worker says about itself; `flow` writes loads and failures.
-Everything runs on one event loop, so there are no locks.
+Ownership: `roster` lets workers enter and leave, and bars them; `health.Monitor` writes health and what a worker says
+about itself; `flow` writes loads and failures. Everything runs on one event loop, so there are no locks.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -18,7 +18,7 @@ import msgspec
 
 from tollbridge.clock import Clock
 from tollbridge.config.cluster import WorkerConfig
-from tollbridge.errors import ConfigError, ModelNotFoundError
+from tollbridge.errors import ConfigError, ModelNotFoundError, UnavailableError
 from tollbridge.policy.views import FleetView, WorkerView
 from tollbridge.router.breaker import Breaker
 from tollbridge.router.load import Load, Transfer, Work
@@ -28,6 +28,7 @@ Leg = Literal["prefill", "decode"]
 Address = tuple[str, int]
 Handover = dict[str, msgspec.Raw]  # `kv_transfer_params` of a stock connector, relayed as they came
 
+MAX_GONE = 1024  # workers that have left and are still known by name
 DEFAULT_BLOCK_SIZE = 16  # tokens, of a worker that does not say
 
 _WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - recognised in order to be refused as an address to dial
@@ -49,16 +50,22 @@ class _Named(NamedTuple):
 
 @dataclass(kw_only=True, eq=False)
 class Worker:
-    """One worker. `detail` says in one sentence why it is not ready."""
+    """One worker. `detail` says in one sentence why it is not healthy, `barred` why nobody may go there even so."""
 
     config: WorkerConfig
     url: str  # without a trailing slash
+    uid: str = ""  # tells it from another worker of its name
+    ready: bool = False  # healthy and not barred
+    # --- written by the roster
+    barred: str = ""
+    left: bool = False  # it is in the fleet no more; what runs there may end
     # --- written by the health monitor
-    ready: bool = False
+    healthy: bool = False
+    checked: asyncio.Event = field(default_factory=asyncio.Event)  # it has been, once at least
     detail: str = "It has not been checked yet."
     kv: Address | None = None
     incarnation: str | None = None
-    num_returns: int = 0  # times that it became ready
+    num_returns: int = 0  # times that it became healthy
     events: Source | None = None  # where it publishes its KV events
     models: tuple[dict[str, Any], ...] = ()  # cards of /v1/models
     status: dict[str, Any] = field(default_factory=dict)  # /tollbridge/status as it came
@@ -77,6 +84,22 @@ class Worker:
     @property
     def name(self) -> str:
         return self.config.name
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has left and nobody waits for it any more."""
+        return self.left and not self.waits
+
+    def judge(self, *, healthy: bool | None = None, barred: str | None = None) -> None:
+        """Take what is known of its health, or of why nobody may go there; "": everybody may."""
+        self.healthy = self.healthy if healthy is None else healthy
+        self.barred = self.barred if barred is None else barred
+        self.ready = self.healthy and not self.barred and not self.left
+
+    @property
+    def why(self) -> str:
+        """Return why it is not ready, "" when it is."""
+        return self.barred or self.detail
 
     @property
     def life(self) -> str:
@@ -116,20 +139,59 @@ class FleetStatistics:
 
 
 class Fleet:
-    """All workers of the cluster file, in its order."""
+    """All workers, in the order in which they entered."""
 
     def __init__(self, workers: Sequence[WorkerConfig], *, clock: Clock) -> None:
         self._clock = clock
         self._transfers: dict[Transfer, tuple[str, str]] = {}  # of this router
         self._workers = {config.name: _make(config) for config in workers}
+        self._gone: OrderedDict[str, Worker] = OrderedDict()  # those that left last: requests may still name them
+        self._arrivals: set[asyncio.Queue[Worker]] = set()
         if len(self._workers) != len(workers):
             raise ConfigError("Two workers of the cluster file have the same name: give each its own.", param="workers")
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._workers
+
     def __getitem__(self, name: str) -> Worker:
-        return self._workers[name]
+        """Return a worker, also one that left a while ago; UnavailableError when nobody has that name."""
+        worker = self._workers.get(name) or self._gone.get(name)
+        if worker is None:
+            raise UnavailableError(f"Worker {name!r} has left the fleet.")
+        return worker
+
+    def enter(self, config: WorkerConfig, uid: str = "") -> Worker:
+        """Add a worker, which nobody has checked yet; ConfigError when its address is none."""
+        assert config.name not in self._workers
+        worker = self._workers[config.name] = _make(config, uid)
+        self._gone.pop(config.name, None)
+        for queue in self._arrivals:
+            queue.put_nowait(worker)
+        return worker
+
+    def leave(self, worker: Worker) -> None:
+        """Remove a worker. What it has to do ends as it may."""
+        self._gone[worker.name] = self._workers.pop(worker.name)
+        worker.left = True
+        worker.judge()
+        worker.recheck.set()
+        while len(self._gone) > MAX_GONE:
+            self._gone.popitem(last=False)
+
+    async def arrivals(self) -> AsyncIterator[Worker]:
+        """Yield every worker, then each that enters. Never ends."""
+        queue: asyncio.Queue[Worker] = asyncio.Queue()  # bounded by the fleet
+        for worker in self:
+            queue.put_nowait(worker)
+        self._arrivals.add(queue)
+        try:
+            while True:
+                yield await queue.get()
+        finally:
+            self._arrivals.discard(queue)
 
     def view(self, model: str | None) -> FleetView:
         """Return the workers that serve `model` as a policy sees them; ModelNotFoundError when ready ones do not.
@@ -245,6 +307,7 @@ class Fleet:
             prefer=config.prefer,
             ready=worker.ready,
             connector=config.connector,
+            revision=config.revision,
             kv=None if suspect else worker.kv,  # decode alone is the better bet than a split with a suspect
             pinned_full=report.pinned_full,
             suspect=suspect,
@@ -295,11 +358,11 @@ def kv_address(config: WorkerConfig, said: str | None) -> Address | None:
     return (host, address[1]) if host else None
 
 
-def _make(config: WorkerConfig) -> Worker:
+def _make(config: WorkerConfig, uid: str = "") -> Worker:
     parts = urlsplit(config.url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         raise ConfigError(
             f"Worker {config.name!r} has the url {config.url!r}: the router needs http://host:port with the real port.",
             param="workers",
         )
-    return Worker(config=config, url=config.url.rstrip("/"))
+    return Worker(config=config, url=config.url.rstrip("/"), uid=uid)

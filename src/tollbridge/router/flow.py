@@ -302,7 +302,8 @@ class Flow:
             raise
 
     def _failed(self, worker: Worker, leg: Leg, error: UnavailableError) -> None:
-        self._context.metrics.upstream_errors.labels(worker.name, leg).inc()
+        if not worker.left:  # its series are gone
+            self._context.metrics.upstream_errors.labels(worker.name, leg).inc()
         self._outcome.note(error.message)
         if isinstance(error, UpstreamError):  # a full queue (429, 503) is no reason to suspect a worker
             self._fleet.failed(worker)

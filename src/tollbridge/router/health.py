@@ -1,7 +1,8 @@
 """Keeps the fleet's picture of each worker fresh: one task per worker, a check every second and after each failure.
 
-A worker is ready when /health says 200. What it says about itself (/tollbridge/status: KV address, incarnation, load;
-/v1/models: models) is learnt on the way; stock servers have no /tollbridge/status, which is fine.
+A worker is healthy when /health says 200, and watched until it has left and nobody waits for it. What it says about
+itself (/tollbridge/status: KV address, incarnation, load; /v1/models: models) is learnt on the way; stock servers have
+no /tollbridge/status, which is fine.
 """
 
 from __future__ import annotations
@@ -35,30 +36,26 @@ class Monitor:
         self._metrics = metrics
         self._clock = clock
 
-    async def check_all(self) -> None:
-        """Check every worker once, at the same time."""
-        async with asyncio.TaskGroup() as checks:
-            for worker in self._fleet:
-                checks.create_task(self.check(worker))
-
     async def run(self) -> None:
-        """Check each worker after every interval, or at once when a flow asks for it."""
+        """Check each worker at once, then after every interval, or when a flow asks for it."""
         async with asyncio.TaskGroup() as loops:
-            for worker in self._fleet:
+            async for worker in self._fleet.arrivals():
                 loops.create_task(self._watch(worker))
 
     async def _watch(self, worker: Worker) -> None:
-        timeouts = 0
-        while True:
+        timeouts = await self.check(worker)
+        worker.checked.set()
+        while not worker.is_done:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pause_s(worker)):
                     await worker.recheck.wait()
             worker.recheck.clear()
             timeouts = await self.check(worker, timeouts)
+        self._upstream.forget(worker)
 
     def _pause_s(self, worker: Worker) -> float:
         poll_s = self._limits.poll_interval_s
-        return poll_s if worker.ready else min(poll_s, self._limits.return_interval_s)
+        return poll_s if worker.healthy else min(poll_s, self._limits.return_interval_s)
 
     async def check(self, worker: Worker, timeouts: int = 0) -> int:
         """Check one worker; return how many checks in a row it has let time out.
@@ -71,7 +68,7 @@ class Monitor:
         except TimeoutError:
             timeouts += 1
             self._fleet.doubt(worker)
-            if not worker.ready or timeouts >= self._limits.timeouts_until_down:
+            if not worker.healthy or timeouts >= self._limits.timeouts_until_down:
                 self._set(worker, False, f"It did not answer a health check within {self._limits.check_timeout_s:g} s.")
             if timeouts >= self._limits.timeouts_until_lost:
                 self._lose(worker, f"it left {timeouts} health checks in a row unanswered.")
@@ -100,7 +97,7 @@ class Monitor:
         await self._ask_load(worker, asked_s)
         incarnation = _text(worker.status.get("incarnation"))
         said = _text(worker.status.get("kv"))
-        if not worker.ready or worker.incarnation != incarnation:
+        if not worker.healthy or worker.incarnation != incarnation:
             worker.breaker.succeeded()  # it came back: what its predecessor did is no guide
             worker.models = _cards(await self._get(worker, "/v1/models"))
             worker.events = await self._events(worker)
@@ -150,17 +147,19 @@ class Monitor:
             raise failure
         return body
 
-    def _set(self, worker: Worker, ready: bool, detail: str) -> None:
-        worker.num_returns += ready and not worker.ready
-        if ready != worker.ready:
+    def _set(self, worker: Worker, healthy: bool, detail: str) -> None:
+        worker.num_returns += healthy and not worker.healthy
+        if healthy != worker.healthy:
             log.log(
-                logging.INFO if ready else logging.WARNING,
-                "worker %s: name=%s url=%s %s", "ready" if ready else "not ready", worker.name, worker.url, detail,
+                logging.INFO if healthy else logging.WARNING,
+                "worker %s: name=%s url=%s %s", "ready" if healthy else "not ready", worker.name, worker.url, detail,
             )  # fmt: skip
-        worker.ready, worker.detail = ready, detail
-        if not ready:
+        worker.detail = detail
+        worker.judge(healthy=healthy)
+        if not healthy:
             worker.listener = None
-        self._metrics.worker_ready.labels(worker.name).set(ready)
+        if not worker.left:
+            self._metrics.worker_ready.labels(worker.name).set(worker.ready)
 
 
 def _warn_of_other_port(worker: Worker, said: str | None) -> None:

@@ -48,7 +48,7 @@ class IndexFeeder:
             max_entries=limits.index_entries, max_entries_per_worker=limits.index_entries_per_worker
         )
         self.texts = PrefixIndex(max_entries=limits.index_entries // 4, max_entries_per_worker=1 << 14)
-        self.following = {worker.name: Following() for worker in fleet}
+        self.following: dict[str, Following] = {}  # by the name of a worker
         self._fleet = fleet
         self._limits = limits
         self._clock = clock
@@ -58,7 +58,7 @@ class IndexFeeder:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._expire())
-                for worker in self._fleet:
+                async for worker in self._fleet.arrivals():
                     tasks.create_task(self._follow(worker, context))
         finally:
             context.destroy(linger=0)
@@ -67,15 +67,21 @@ class IndexFeeder:
         """Return the leading units of `content` that each worker has, or is about to have."""
         return (self.index if content.unit_bytes == TOKEN_BYTES else self.texts).match(content)
 
+    def listens(self, worker: Worker) -> bool:
+        """Return whether what `worker` tells is known."""
+        following = self.following.get(worker.name)
+        return following is not None and following.listens
+
     def sent(self, worker: Worker, content: Content) -> None:
         """`content` was sent to `worker`, which will have it in its cache."""
+        if worker.left:
+            return
         now_s = self._clock.monotonic()
         if content.unit_bytes != TOKEN_BYTES:
             expires_s = now_s + self._limits.expect_alone_s
             self.texts.expect(worker.name, content, TEXT_BLOCK_BYTES, expires_s=expires_s)
             return
-        told = self.following[worker.name].listens
-        lasts_s = self._limits.expect_told_s if told else self._limits.expect_alone_s
+        lasts_s = self._limits.expect_told_s if self.listens(worker) else self._limits.expect_alone_s
         self.index.expect(worker.name, content, worker.block_size, expires_s=now_s + lasts_s)
 
     async def _expire(self) -> None:
@@ -85,9 +91,10 @@ class IndexFeeder:
                 index.expire(self._clock.monotonic())
 
     async def _follow(self, worker: Worker, context: zmq.asyncio.Context) -> None:
-        """Follow one worker through its lives."""
+        """Follow one worker through its lives, until it leaves."""
+        following = self.following[worker.name] = Following()
         life = None
-        while True:
+        while not worker.left:
             if worker.ready and worker.life != life:
                 life = worker.life
                 self._forget(worker.name)
@@ -95,13 +102,14 @@ class IndexFeeder:
             if not worker.ready or source is None:
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            following = self.following[worker.name]
             listener = Listener(
                 source=source,
                 context=context,
-                apply=lambda batch: self._apply(worker.name, batch),
+                apply=lambda batch: self._apply(worker, batch),
                 lost=lambda: self._lost(worker),
-                is_current=lambda life=life, source=source: (worker.life, worker.events) == (life, source),  # type: ignore[misc]
+                is_current=lambda life=life, source=source: (  # type: ignore[misc]
+                    not worker.left and (worker.life, worker.events) == (life, source)
+                ),
                 statistics=following.statistics,
             )
             following.listener = listener
@@ -110,8 +118,14 @@ class IndexFeeder:
                 await listener.run()
             finally:
                 following.listener = None
+        if worker.name not in self._fleet:  # and no other of its name is followed by now
+            del self.following[worker.name]
+            for index in (self.index, self.texts):
+                index.forget_worker(worker.name)
 
     def _lost(self, worker: Worker) -> None:
+        if worker.left:
+            return
         log.warning("KV events of %s were lost: what it has cached is learnt anew", worker.name)
         self._forget(worker.name)
 
@@ -119,9 +133,9 @@ class IndexFeeder:
         for index in (self.index, self.texts):
             index.clear(worker)
 
-    def _apply(self, worker: str, batch: Decoded) -> None:
-        for event in batch.events:
-            self._apply_event(worker, event)
+    def _apply(self, worker: Worker, batch: Decoded) -> None:
+        for event in batch.events if not worker.left else ():
+            self._apply_event(worker.name, event)
 
     def _apply_event(self, worker: str, event: KVEvent) -> None:
         if isinstance(event, BlockStored):

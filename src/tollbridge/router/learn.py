@@ -7,7 +7,7 @@ counted rather too high than too low (`cost/link.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from tollbridge.clock import Clock
@@ -78,6 +78,12 @@ class Learner:
     def engine(self, name: str) -> _Engine:
         return self.engines.setdefault(name, _Engine())
 
+    def keep(self, workers: Set[str], hosts: Set[str]) -> None:
+        """Forget the workers that have left, and where nobody is any more; lessons under way keep what is theirs."""
+        self.engines = {name: engine for name, engine in self.engines.items() if name in workers}
+        self.nics = {key: nic for key, nic in self.nics.items() if key[0] in hosts or nic.num_active}
+        self.cost.keep(workers, hosts)
+
     def nic(self, host: str, direction: str) -> _Nic:
         return self.nics.setdefault((host, direction), _Nic())
 
@@ -90,6 +96,7 @@ class Lesson:
         self._decision = decision
         self._is_prefilling = True
         worker = decision.prefill or decision.decode
+        self._workers = {name: learner.fleet[name] for name in (worker, decision.decode)}  # which may leave
         self._engine = learner.engine(worker)
         self._decode = learner.engine(decision.decode)
         self._alone = self._engine.num_prefilling == 0
@@ -139,14 +146,16 @@ class Lesson:
     def _enter_link(self) -> list[tuple[_Nic, _Seen]]:
         if self._decision.prefill is None:
             return []
-        fleet = self._learner.fleet
-        source, target = (fleet[name].config.host for name in (self._decision.prefill, self._decision.decode))
+        source, target = self._hosts(self._decision.prefill)
         nics = [self._learner.nic(source, "out"), self._learner.nic(target, "in")]
         seen = [_Seen(nic.num_active, nic.num_started + 1) for nic in nics]
         for nic in nics:
             nic.num_active += 1
             nic.num_started += 1
         return list(zip(nics, seen, strict=True))
+
+    def _hosts(self, prefill: str) -> tuple[str, str]:
+        return self._workers[prefill].config.host, self._workers[self._decision.decode].config.host
 
     def _leave(self) -> None:
         self._is_prefilling = False
@@ -158,10 +167,10 @@ class Lesson:
 
     def _num_streams(self, worker: str) -> float:
         """Return how many streams decode there."""
-        return max(0, self._learner.fleet[worker].num_decodes - self._learner.engine(worker).num_prefilling)
+        return max(0, self._workers[worker].num_decodes - self._learner.engine(worker).num_prefilling)
 
     def _budget(self, worker: str) -> int:
-        return self._learner.fleet.view_of(self._learner.fleet[worker]).max_num_batched_tokens or DEFAULT_BUDGET
+        return self._workers[worker].load.report.max_num_batched_tokens or DEFAULT_BUDGET
 
     def _learn_prefill(self, happened: Happened) -> float | None:
         worker = self._decision.prefill or self._decision.decode
@@ -198,7 +207,7 @@ class Lesson:
         transfer = decode.transfer if decode is not None else None
         if self._decision.prefill is None or transfer is None or transfer.outcome != "done" or not transfer.num_tokens:
             return None
-        cost, fleet = self._learner.cost, self._learner.fleet
+        cost = self._learner.cost
         cost.wire_bytes_per_token.add(transfer.payload_bytes / transfer.num_tokens)
         interval = proven(
             transfer.payload_bytes,
@@ -208,8 +217,7 @@ class Lesson:
         )
         if interval is None:
             return None
-        source, target = fleet[self._decision.prefill].config.host, fleet[self._decision.decode].config.host
-        link = cost.link(source, target)
+        link = cost.link(*self._hosts(self._decision.prefill))
         was_known = link.known
         error = link.observe(*interval)
         return error if was_known else None

@@ -17,6 +17,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_bodies_bytes: int = 512 << 20  # request bodies being received, all together
     max_waiting_bytes: int = 256 << 20  # request bodies of those that wait for a place
     check_timeout_s: float = 2.0  # deadline of one health check
+    first_list_s: float = 5.0  # how long the start waits until it is known who serves
+    first_patience_s: float = 10.0  # the same of a request, where that was not enough
     timeouts_until_down: int = 3  # a busy worker may miss a check; a refused connection counts at once
     timeouts_until_lost: int = 10  # then the requests that wait for it are retried elsewhere or end in an error
     retry_fraction: float = 0.2  # further attempts per request, over the whole router

@@ -18,6 +18,7 @@ import uvloop
 from aiohttp import web
 
 from tollbridge.config.cluster import ClusterConfig, RouterConfig
+from tollbridge.discovery.base import Discovery
 from tollbridge.errors import ConfigError, StartupError, TollbridgeError
 from tollbridge.obs.tracing import Tracer, make_tracer
 from tollbridge.router.app import Extension, make_app, make_context
@@ -75,6 +76,7 @@ async def listening(
     limits: Limits | None = None,
     tracer: Tracer | None = None,
     extensions: Sequence[Extension] = (),
+    discovery: Discovery | None = None,
 ) -> AsyncIterator[str]:
     """Serve in the background and yield the router's URL; on leaving stop accepting and let running requests finish.
 
@@ -82,7 +84,9 @@ async def listening(
     """
     limits, router = limits or Limits(), cluster.router
     runner = web.AppRunner(
-        make_app(make_context(cluster, secret, limits=limits, tracer=tracer or make_tracer()), extensions),
+        make_app(
+            make_context(cluster, secret, limits=limits, tracer=tracer or make_tracer(), discovery=discovery), extensions
+        ),
         handler_cancellation=True,  # otherwise a client that leaves never reaches the handler
         shutdown_timeout=limits.drain_s,
     )

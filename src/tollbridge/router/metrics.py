@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -91,6 +92,16 @@ class RouterMetrics:
         )
         self.cacheable = self._counter("cacheable_prompt_tokens", "Prompt tokens of the same requests.")
         self.worker_ready = self._gauge("worker_ready", "1 when the worker passed its last health check.", "worker")
+
+    def forget(self, worker: str) -> None:
+        """Drop the series of a worker that has left."""
+        for family, labels in (
+            (self.worker_ready, (worker,)),
+            (self.upstream_errors, (worker, "prefill")),
+            (self.upstream_errors, (worker, "decode")),
+        ):
+            with suppress(KeyError):
+                family.remove(*labels)
 
     def predicted(self, kind: str, error: float) -> None:
         """Count one prediction that was compared with what happened; `error` is (predicted - real) / real."""

@@ -89,6 +89,13 @@ class Upstream:
             pieces.append(piece)
         return b"".join(pieces)
 
+    def forget(self, worker: Worker) -> None:
+        """Close the connections to `worker` that nobody uses: it has left, and nobody will ask for it again."""
+        origin = self._origins.pop(worker.url, None)
+        idle = self._idle.pop(origin, ()) if origin is not None else ()
+        for exchange in idle:
+            exchange.abort()
+
     def statistics(self) -> UpstreamStatistics:
         return UpstreamStatistics(
             num_idle=sum(map(len, self._idle.values())), connects_total=self._connects, reuses_total=self._reuses

@@ -29,9 +29,9 @@ def model(context: Context, name: str) -> web.Response:
 
 def health(context: Context) -> web.Response:
     """Return 200 while at least one worker can serve."""
-    serving = any(worker.ready for worker in context.fleet)
+    serving = context.roster.known.is_set() and any(worker.ready for worker in context.fleet)
     workers = {
-        worker.name: {"ready": worker.ready, "suspect": context.fleet.is_suspect(worker), "detail": worker.detail}
+        worker.name: {"ready": worker.ready, "suspect": context.fleet.is_suspect(worker), "detail": worker.why}
         for worker in context.fleet
     }
     body = {"status": "ok" if serving else "unavailable", "workers": workers}
@@ -55,6 +55,7 @@ def fleet(context: Context) -> web.Response:
                 {"prefill": prefill, "decode": decode, "num_transfers": number}
                 for (prefill, decode), number in context.fleet.links().items()
             ],
+            "discovery": context.discovery.statistics(),
             "workers": [_worker(context, worker) for worker in context.fleet],
         }
     )
@@ -101,14 +102,16 @@ def _worker(context: Context, worker: Worker) -> dict[str, Any]:
         "kv": f"{worker.kv[0]}:{worker.kv[1]}" if worker.kv else None,
         "ready": worker.ready,
         "suspect": context.fleet.is_suspect(worker),
-        "detail": worker.detail,
+        "detail": worker.why,
+        "revision": worker.config.revision,
+        "uid": worker.uid,
         "incarnation": worker.incarnation,
         "models": [card.get("id") for card in worker.models],
         "num_prefills": worker.num_prefills,
         "num_decodes": worker.num_decodes,
         "num_served": worker.num_served,
         "events": worker.events,
-        "follows_events": context.feeder.following[worker.name].listens,
+        "follows_events": context.feeder.listens(worker),
         "load": context.fleet.view_of(worker),
         "status": worker.status,
     }
