@@ -10,6 +10,7 @@ from tests.policy.test_rules import KV
 from tollbridge.config.calibration import Calibration, DecodeFit, EngineCalibration, LinkCalibration, PrefillFit
 from tollbridge.config.cluster import SloConfig
 from tollbridge.cost.model import CostModel
+from tollbridge.errors import UnavailableError
 from tollbridge.policy.adaptive import adaptive
 from tollbridge.policy.decide import decide
 from tollbridge.policy.pricing import Pricing
@@ -210,6 +211,28 @@ def test_a_session_stays_where_it_is_on_a_near_tie() -> None:
     assert len({*next(iter(homes.values()))} | set().union(*homes.values())) > 1
     busy = [w if {w.name} != homes["a"] else worker(w.name, "decode", waiting_prefill_tokens=5000) for w in workers]
     assert {ask(100, fleet(model, *busy), session="a").decode} != homes["a"]
+
+
+@pytest.mark.parametrize("away", [{"ready": False}, {"ready": False, "kv": None}, {"pinned_full": True}])
+def test_fail_refuses_what_would_have_been_split_and_nothing_else(away: dict[str, object]) -> None:
+    """Long prompts come all the time, so they are split; short ones are served where they are."""
+    model = cost(1e9)
+    for at in range(60):
+        model.stalling(500, at * 0.5)
+    pricing = Pricing(cost=model, slo=SLO, explore=0.0, now_s=30.0)
+    here, gone = (FleetView(workers=pair(p=p, d=BUSY), pricing=pricing) for p in ({}, away))
+    long, short = (RequestView(id="r", prompt_tokens=n, max_tokens=50) for n in (500, 20))
+    assert [decide(r, here, "adaptive").choice for r in (long, short)] == ["split", "local"]
+    with pytest.raises(UnavailableError, match='is "fail"'):
+        decide(long, gone, "adaptive", on_no_prefill="fail")
+    assert decide(short, gone, "adaptive", on_no_prefill="fail").choice == "local"
+    assert decide(long, gone, "adaptive").choice == "local"
+
+
+def test_with_no_prefill_worker_at_all_nobody_knows_that_a_split_would_pay() -> None:
+    alone = fleet(cost(1e9), worker("d0", "decode", **BUSY))
+    request = RequestView(id="r", prompt_tokens=768, max_tokens=50)
+    assert decide(request, alone, "adaptive", on_no_prefill="fail").choice == "local"
 
 
 def test_a_suspect_comes_last_but_it_comes() -> None:

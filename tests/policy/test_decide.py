@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.policy.test_rules import REQUEST, a, d, fleet, p
+from tests.policy.test_rules import REQUEST, a, d, fleet, n, p
 from tollbridge.errors import ConfigError, UnavailableError
 from tollbridge.policy.decide import after_decode_failure, after_prefill_failure, decide
+from tollbridge.policy.views import RequestView
 
 
 def test_policy_decides() -> None:
@@ -27,6 +28,26 @@ def test_fail_instead_of_local(workers: tuple[object, ...]) -> None:
     with pytest.raises(UnavailableError, match='is "fail"') as caught:
         decide(REQUEST, fleet(*workers), "split", on_no_prefill="fail")  # type: ignore[arg-type]
     assert caught.value.status == 503
+
+
+@pytest.mark.parametrize(
+    "workers", [(d(), n("p0", "prefill")), (p(revision="a"), d(revision="b")), (d(), p(pinned_full=True))]
+)
+def test_fail_concerns_every_want_of_a_partner(workers: tuple[object, ...]) -> None:
+    with pytest.raises(UnavailableError, match='is "fail"'):
+        decide(REQUEST, fleet(*workers), "split", on_no_prefill="fail")  # type: ignore[arg-type]
+
+
+def test_fail_does_not_concern_what_the_rule_of_another_system_serves_locally() -> None:
+    short = RequestView(id="r", prompt_tokens=100, cached={"d0": 90})
+    assert decide(short, fleet(d()), "dynamo-isl", on_no_prefill="fail").choice == "local"
+    with pytest.raises(UnavailableError):
+        decide(RequestView(id="r", prompt_tokens=4000), fleet(d()), "dynamo-isl", on_no_prefill="fail")
+
+
+def test_fail_does_not_concern_what_cannot_be_split() -> None:
+    request = RequestView(id="r", unsplittable="multimodal")
+    assert decide(request, fleet(d()), "split", on_no_prefill="fail").reason == "multimodal"
 
 
 def test_fail_does_not_concern_local() -> None:

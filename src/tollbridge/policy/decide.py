@@ -11,6 +11,7 @@ from tollbridge.policy import registry
 from tollbridge.policy.adaptive import priced
 from tollbridge.policy.rules import NO_PARTNER, least_loaded
 from tollbridge.policy.views import FleetView, RequestView
+from tollbridge.policy.wanted import would_split
 from tollbridge.wire.decision import Decision
 
 # Why a split ended although prefill was complete (stock connectors of vLLM). The codes are metric labels.
@@ -32,13 +33,15 @@ def decide(
     """Return where `request` runs.
 
     `override` names the policy that the client asked for. Raises ConfigError for an unknown policy, UnavailableError
-    when no worker is ready or when a split was wanted, is impossible, and `on_no_prefill` says to fail.
+    when no worker is ready or when a split was wanted, is impossible for want of a partner, and `on_no_prefill` says
+    to fail.
     """
     name = override or policy
-    decision = registry.find(name)(request, fleet)
+    rule = registry.find(name)
+    decision = rule(request, fleet)
     if "ttft_s" not in decision.terms:
         decision = priced(decision, request, fleet)
-    if decision.reason in NO_PARTNER and on_no_prefill == "fail":
+    if decision.reason in NO_PARTNER and on_no_prefill == "fail" and would_split(rule, request, fleet):
         raise UnavailableError(f'{decision.why.partition(":")[0]}, and on_no_prefill is "fail": try again later.')
     if override is not None and decision.reason == "policy":
         return msgspec.structs.replace(decision, reason="forced", why=f"The client asked for {override}.")
