@@ -86,12 +86,17 @@ def read_file(path: Path) -> dict[str, Any]:
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold a mapping of keys to values, such as `model: smollm2`.")
-    if isinstance(tree.get("discovery"), str):
-        tree["discovery"] = {"kind": tree["discovery"]}
+    tree = expand(tree)
     problem = schema.find_misshapen(tree)
     if problem:
         raise ConfigError(f"{path}: {problem.path} {problem.clause}{_stop(problem.clause)}")
     return tree
+
+
+def expand(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the mapping with what may be written as a word written out: `discovery: dns`."""
+    found = tree.get("discovery")
+    return {**tree, "discovery": {"kind": found}} if isinstance(found, str) else tree
 
 
 def variables() -> dict[str, str]:

@@ -83,10 +83,9 @@ async def listening(
     Raises ConfigError or StartupError when it cannot start.
     """
     limits, router = limits or Limits(), cluster.router
+    context = make_context(cluster, secret, limits=limits, tracer=tracer or make_tracer(), discovery=discovery)
     runner = web.AppRunner(
-        make_app(
-            make_context(cluster, secret, limits=limits, tracer=tracer or make_tracer(), discovery=discovery), extensions
-        ),
+        make_app(context, extensions),
         handler_cancellation=True,  # otherwise a client that leaves never reaches the handler
         shutdown_timeout=limits.drain_s,
     )

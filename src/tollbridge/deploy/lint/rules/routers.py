@@ -10,6 +10,7 @@ import yaml
 
 from tollbridge.config import schema
 from tollbridge.config.cluster import ClusterConfig
+from tollbridge.config.load import expand
 from tollbridge.deploy.lint.case import Case
 from tollbridge.deploy.lint.engines import words_of
 from tollbridge.deploy.lint.findings import Document, Finding, at, items
@@ -53,12 +54,12 @@ def _cluster_file(document: Document, key: str, text: str) -> Iterator[Finding]:
 
 
 def _problem(tree: object) -> str | None:
+    tree = expand(tree) if isinstance(tree, dict) else tree
     found = schema.find_misshapen(tree)
     if found is not None:
         return f"{found.path} {found.clause}"
-    assert isinstance(tree, dict)
     try:
-        msgspec.convert({key: value for key, value in tree.items() if key != "discovery"}, ClusterConfig)
+        msgspec.convert(tree, ClusterConfig)
     except msgspec.ValidationError as error:
         return str(error)
     return None
@@ -67,7 +68,9 @@ def _problem(tree: object) -> str | None:
 def _router(case: Case, pod: PodView) -> Iterator[Finding]:
     account = str(pod.spec.get("serviceAccountName", "default"))
     watches = any(
-        "kind: kubernetes" in text for each in case.of("ConfigMap", "Secret") for text in _files(each).values()
+        "kind: kubernetes" in text or "discovery: kubernetes" in text
+        for each in case.of("ConfigMap", "Secret")
+        for text in _files(each).values()
     )
     if not watches:
         return
