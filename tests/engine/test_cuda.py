@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -51,6 +52,18 @@ def split(tiny_model_dir: Path) -> Iterator[Split]:
     yield Split(prefill, decode, senders[0])
     decode.shutdown()
     prefill.shutdown()
+
+
+def test_graphs_answer_as_the_eager_engine_does(tiny_model_dir: Path) -> None:
+    rng = random.Random(6)
+    prompts = [[rng.randrange(200, 500) for _ in range(length)] for length in (1, 17, 100, 250, 33)]
+    answers = []
+    for graphs in (False, True):
+        engine = start(tiny_model_dir, msgspec.structs.replace(CONFIG, cuda_graphs=graphs))
+        asked = [ask(engine, f"g{index}", prompt, max_tokens=40) for index, prompt in enumerate(prompts)]
+        answers.append([collect(one)[0] for one in asked])
+        engine.shutdown()
+    assert answers[0] == answers[1]
 
 
 def test_splits_answer_as_one_engine_does(split: Split, tiny_model_dir: Path) -> None:

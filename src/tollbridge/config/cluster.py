@@ -84,6 +84,7 @@ class EngineConfig(_Section, frozen=True, kw_only=True):
     max_pinned_fraction: Fraction = 0.5  # of the blocks: finished KV that decode has not fetched; more is given up
     max_model_len: Count | None = None  # None: the model's own, capped by the cache
     device: str = "cpu"
+    cuda_graphs: bool = True  # on a GPU: decode steps as CUDA graphs, captured when their size first comes up
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None  # torch threads; None: the number of pinned cores
 
 

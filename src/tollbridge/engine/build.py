@@ -15,6 +15,7 @@ from tollbridge.engine.cache import KVShape, PagedKVCache, num_blocks_for
 from tollbridge.engine.core import EmbeddedEngine
 from tollbridge.engine.dtype import dtype_name
 from tollbridge.engine.fingerprint import fingerprint
+from tollbridge.engine.fixed import FixedDecoder
 from tollbridge.engine.model import LoadedModel, load_model
 from tollbridge.engine.runner import ModelRunner
 from tollbridge.engine.sampler import TokenSampler
@@ -50,7 +51,9 @@ def build_engine(
     loaded = load_model(folder, name=name, dtype=dtype, device=config.device)
     cache = _allocate(loaded, config)
     info = model_info(loaded, cache.shape, config, num_blocks=cache.num_blocks)
-    runner = ModelRunner(loaded, cache)
+    uses_graphs = config.cuda_graphs and loaded.device.type == "cuda"
+    decoder = FixedDecoder(loaded, cache, max_rows=config.max_num_seqs) if uses_graphs else None
+    runner = ModelRunner(loaded, cache, decoder=decoder)
     runner.warm_up()
     tokenizer = ModelTokenizer(folder, name=name)
     print_of_model = fingerprint(folder, cache.shape)

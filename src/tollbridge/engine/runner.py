@@ -10,6 +10,7 @@ import torch
 
 from tollbridge.engine.attention import STEP, build_step
 from tollbridge.engine.cache import PagedKVCache
+from tollbridge.engine.fixed import FixedDecoder
 from tollbridge.engine.model import LoadedModel
 from tollbridge.errors import UnsupportedError
 from tollbridge.sched.plan import SequenceChunk, StepPlan
@@ -26,10 +27,12 @@ class RunnerStatistics:
 class ModelRunner:
     """Runs plans on a loaded model and its cache. Called from one thread."""
 
-    def __init__(self, model: LoadedModel, cache: PagedKVCache) -> None:
+    def __init__(self, model: LoadedModel, cache: PagedKVCache, *, decoder: FixedDecoder | None = None) -> None:
+        """`decoder` runs the steps that it takes: on a GPU, as graphs."""
         self.num_layers = model.num_layers
         self._model = model
         self._cache = cache
+        self._decoder = decoder
         self._steps_total = 0
         self._tokens_total = 0
 
@@ -37,10 +40,21 @@ class ModelRunner:
     def run(self, plan: StepPlan, on_layer: Callable[[int], None]) -> torch.Tensor:
         """Compute the plan; return float32 logits `[plan.num_rows, vocab_size]`, chunk by chunk in plan order.
 
-        `on_layer(layer)` is called once the KV of the plan's tokens is in the cache, before the layer attends.
+        `on_layer(layer)` is called once the KV of the plan's tokens is in the cache, before the layer attends; for a
+        step of the decoder, when all of it has been issued.
         """
         if not plan.chunks:
             raise ValueError("a plan must have a chunk")
+        self._steps_total += 1
+        self._tokens_total += plan.num_tokens
+        if self._decoder is not None and self._decoder.takes(plan.chunks):
+            logits = self._decoder.run(plan.chunks)
+            for layer in range(self.num_layers):
+                on_layer(layer)
+            return logits
+        return self._run(plan, on_layer)
+
+    def _run(self, plan: StepPlan, on_layer: Callable[[int], None]) -> torch.Tensor:
         step = build_step(plan, self._cache, on_layer)
         out = self._model.module(
             input_ids=self._row(itertools.chain.from_iterable(chunk.token_ids for chunk in plan.chunks)),
@@ -54,8 +68,6 @@ class ModelRunner:
                 f"Model {self._model.name} ran attention {step.num_layers_done} times in {self.num_layers} layers; "
                 "the embedded engine needs exactly one full attention in each."
             )
-        self._steps_total += 1
-        self._tokens_total += plan.num_tokens
         logits: torch.Tensor = out.logits[0]
         return logits.float()
 
@@ -65,7 +77,8 @@ class ModelRunner:
         Uses block 0 and clears it; call before the first request.
         """
         chunk = SequenceChunk(request_id="warm-up", token_ids=(0,), first_token=0, block_table=(0,), needs_logits=True)
-        self.run(StepPlan(chunks=(chunk,)), lambda layer: None)
+        with torch.inference_mode():
+            self._run(StepPlan(chunks=(chunk,)), lambda layer: None)
         self._cache.tensor[:, 0].zero_()
 
     def statistics(self) -> RunnerStatistics:
