@@ -1,10 +1,16 @@
-"""Fixtures for several packages: models on disk. They import torch only when used."""
+"""Fixtures for several packages: models on disk, and the vLLM servers that packages share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.vllm.pair import Pair
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +31,45 @@ def smollm2_dir() -> Path:
         return pull_smollm2()
     except TollbridgeError as error:
         pytest.fail(f"SmolLM2 is needed by tests marked `model`: {error.message}", pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Tiny models by kind, see vllm/make_model.py. Fails where no interpreter with vLLM is at hand: `-m "not vllm"`."""
+    from tests.vllm.pair import PYTHON, make_model
+
+    if not Path(PYTHON).exists():
+        pytest.fail(f"no interpreter with vLLM at {PYTHON}: run `make .venv-vllm/.installed`", pytrace=False)
+    return cache(lambda kind: make_model(kind, tmp_path_factory.mktemp(kind)))
+
+
+@pytest.fixture(scope="session")
+def tiny_model(models: Callable[[str], Path]) -> Path:
+    """A tiny Llama for vLLM."""
+    return models("llama")
+
+
+@pytest.fixture(scope="session")
+def pair(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two servers with all that a production one may have switched on: tokenizer, tool parser, an adapter "poet"."""
+    from tests.vllm.conftest import CHUNK
+    from tests.vllm.pair import Pair, Server
+
+    args = (
+        "--max-model-len", "2048", "--max-num-batched-tokens", str(CHUNK), "--enable-scale-out",
+        "--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}',
+        "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+        "--enable-lora", "--max-lora-rank", "8", "--lora-modules", f"poet={models('lora')}",
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("pair")
+    p, d = (Server(name, models("llama"), folder, args, tokenizer=True) for name in "pd")
+    with Pair(p, d).running() as pair:
+        yield pair
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the packages that share `pair` one after the other: its servers are idle for no other package."""
+    shared = [item for item in items if "/conformance/" in item.path.as_posix()]
+    rest = [item for item in items if item not in set(shared)]
+    first = next((at for at, item in enumerate(rest) if "/tests/vllm/" in item.path.as_posix()), len(rest))
+    items[:] = rest[:first] + shared + rest[first:]

@@ -35,7 +35,7 @@ def test_chat_template(tokenizer: ModelTokenizer) -> None:
 def test_text_parts_are_joined(tokenizer: ModelTokenizer) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert tokenizer.apply_chat_template([{"role": "user", "content": parts}]) == tokenizer.apply_chat_template(
-        [{"role": "user", "content": "ab"}]
+        [{"role": "user", "content": "a\nb"}]
     )
 
 
@@ -98,10 +98,12 @@ def test_smollm2(smollm2_dir: Path) -> None:
     assert [tokenizer.decode([one]) for one in tokenizer.encode(" 1234")] == [" ", "1", "2", "3", "4"]
 
 
-def test_tools_that_the_template_does_not_know_are_refused(tokenizer: ModelTokenizer) -> None:
+def test_tools_that_the_template_does_not_know_are_refused(tiny_model_dir: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     options = ChatOptions(tools=[{"type": "function", "function": {"name": "weather"}}])
     with pytest.raises(UnsupportedError, match="takes no tools") as refused:
-        tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], options)
+        ModelTokenizer(folder, name="m").apply_chat_template([{"role": "user", "content": "hi"}], options)
     assert refused.value.param == "tools"
 
 

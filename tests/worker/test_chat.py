@@ -58,7 +58,7 @@ async def test_max_completion_tokens_wins(client: Client) -> None:
 async def test_text_parts_are_joined(client: Client) -> None:
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
     await client.post("/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]})
-    assert client.engine.submitted[0].prompt_token_ids == tuple(PROMPT)
+    assert client.engine.submitted[0].prompt_token_ids == tuple(b"<user>h\ni<assistant>")
 
 
 async def test_an_answer_of_ours_may_come_back_as_a_message(client: Client) -> None:

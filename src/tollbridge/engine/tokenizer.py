@@ -115,7 +115,7 @@ def _with_plain_content(message: dict[str, object]) -> dict[str, object]:
         return {**message, "content": ""}
     if not isinstance(content, list):
         return message
-    return {**message, "content": "".join(_text_of(part) for part in content)}
+    return {**message, "content": "\n".join(_text_of(part) for part in content)}
 
 
 def _text_of(part: object) -> str:

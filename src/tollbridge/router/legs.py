@@ -64,8 +64,11 @@ def decode_body(call: Call, params: Mapping[str, object], *, ask_usage: bool = F
 
 
 def lacks_usage(call: Call) -> bool:
-    """Return whether the answer is a stream for which the client did not ask a usage chunk."""
-    return call.stream and _stream_options(call).get("include_usage") is not True
+    """Return whether the answer is a stream for which the client did not ask a usage chunk.
+
+    An option of another kind is none to build upon: the worker refuses it.
+    """
+    return call.stream and _stream_options(call).get("include_usage") in (None, False)
 
 
 def _stream_options(call: Call) -> dict[str, object]:

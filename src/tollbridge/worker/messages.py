@@ -60,7 +60,7 @@ def plain_message(index: int, message: dict[str, Any]) -> dict[str, object]:
 def _content(where: str, message: dict[str, Any]) -> str:
     content = message.get("content")
     if isinstance(content, list):
-        return "".join(_text_part(where, part) for part in content)
+        return "\n".join(_text_part(where, part) for part in content)  # as vLLM joins them
     if content is None and message.get("tool_calls"):
         return ""
     if not isinstance(content, str):
@@ -82,10 +82,10 @@ def _calls(where: str, calls: object) -> list[dict[str, Any]]:
     try:
         read = msgspec.convert(calls, list[_Call])
         return [
-            {
+            {  # in the order of OpenAI's types, which a template that writes a whole call shows
                 "id": call.id,
+                "function": {"arguments": _arguments(call.function.arguments), "name": call.function.name},
                 "type": call.type,
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
             }
             for call in read
         ]

@@ -75,7 +75,7 @@ def only_echoes(asked: Asked) -> bool:
 
 def _check_ranges(asked: Asked) -> None:
     temperature, top_p, top_k, seed = asked.temperature, asked.top_p, asked.top_k, asked.seed
-    _require(temperature is None or temperature >= 0, "temperature", f"must be 0 or more, got {temperature}")
+    _require(temperature is None or 0 <= temperature <= 2, "temperature", f"must be within 0 and 2, got {temperature}")
     _require(top_p is None or 0 < top_p <= 1, "top_p", f"must be above 0 and at most 1, got {top_p}")
     _require(top_k is None or -1 <= top_k < 1 << 31, "top_k", f"must be -1 or 0 (all) or at least 1, got {top_k}")
     _require(seed is None or -(1 << 63) <= seed < 1 << 63, "seed", "must fit 64 bits")

@@ -1,0 +1,218 @@
+"""The same request gets the same answer from every server: text, tokens, finish, usage, and no field that vLLM has not.
+
+All draws are greedy, so the embedded engine and vLLM, which run the same weights, must agree token for token.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tests.conformance.targets import Target
+from tests.support.stack import get
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+USER = {"role": "user", "content": "What is a toll?"}
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
+CALL = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Oslo"}'}}
+HISTORY = [
+    USER,
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "content": "Rain"},
+]
+HALF = "\ufffd"
+LONG = [261 + index * 7 % 200 for index in range(150)]  # more than a block of vLLM: a split has something to move
+
+TEXTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "default length": {"max_tokens": None},
+    "ids": {"prompt": LONG},
+    "a list of one": {"prompt": ["A toll"]},
+    "ids in a list": {"prompt": [LONG[:20]]},
+    "token ids": {"return_token_ids": True, "prompt": LONG},
+    "a stop string": {"stop": "e", "max_tokens": 20},
+    "stop strings": {"stop": ["zzz", " a"], "max_tokens": 20},
+    "stop ids": {"stop_token_ids": list(range(3, 60)), "max_tokens": 20},
+    "top_k 1": {"temperature": 1.0, "top_k": 1},
+    "top_p": {"top_p": 0.5},
+    "seed": {"seed": 7},
+    "no special tokens": {"add_special_tokens": False},
+    "ignore_eos": {"ignore_eos": True},
+    "salt and user": {"cache_salt": "pepper", "user": "me"},
+    "n 1": {"n": 1},
+    "nulls": {"stop": None, "seed": None, "top_p": None, "logprobs": None, "stream": None, "logit_bias": None},
+}
+CHATS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "parts": {
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    },
+    "system": {"messages": [{"role": "system", "content": "Be brief."}, USER]},
+    "max_completion_tokens": {"max_completion_tokens": 2},
+    "continued": {
+        "messages": [USER, {"role": "assistant", "content": "A toll is"}],
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    },
+    "no generation prompt": {
+        "messages": [USER, {"role": "assistant", "content": "A toll is"}],
+        "add_generation_prompt": False,
+    },
+    "template variables": {"chat_template_kwargs": {"mood": "dry"}},
+    "token ids": {"return_token_ids": True},
+    "tools": {"tools": [WEATHER]},
+    "tools, none to be called": {"tools": [WEATHER], "tool_choice": "none"},
+    "tool history": {"tools": [WEATHER], "tool_choice": "auto", "messages": HISTORY},
+    "one call at most": {"tools": [WEATHER], "parallel_tool_calls": False},
+    "text format": {"response_format": {"type": "text"}},
+}
+PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
+    "tokenize": ("/tokenize", {"prompt": "Hello toll"}),
+    "tokenize strings": ("/tokenize", {"prompt": "Hello toll", "return_token_strs": True}),
+    "tokenize nothing": ("/tokenize", {"prompt": ""}),
+    "tokenize a chat": ("/tokenize", {"messages": [USER]}),
+    "tokenize a chat with tools": ("/tokenize", {"messages": HISTORY, "tools": [WEATHER]}),
+    "tokenize an open chat": (
+        "/tokenize",
+        {"messages": [USER], "add_generation_prompt": False, "continue_final_message": True},
+    ),
+    "detokenize": ("/detokenize", {"tokens": LONG}),
+    "detokenize nothing": ("/detokenize", {"tokens": []}),
+}
+
+
+@cache
+def asked(target: Target, path: str, case: str) -> dict[str, Any]:
+    """Return the answer of `target`, which is asked once."""
+    answer = target.ask(path, body_of(path, case))
+    assert answer.status == 200, answer.raw
+    return answer.json
+
+
+def body_of(path: str, case: str) -> dict[str, Any]:
+    common = {"model": "MODEL", "max_tokens": 6, "temperature": 0}
+    if path == TEXT:
+        return {**common, "prompt": "A toll", **TEXTS[case]}
+    if path == CHAT:
+        return {**common, "messages": [USER], **CHATS[case]}
+    return {"model": "MODEL", **PLAIN[case][1]}
+
+
+STREAMED = {
+    "plain", "ids", "token ids", "a stop string", "stop ids", "nulls", "max_completion_tokens", "continued", "tools",
+    "tool history",
+}  # fmt: skip
+CASES = [(TEXT, case) for case in TEXTS] + [(CHAT, case) for case in CHATS]
+
+
+@pytest.mark.parametrize(("path", "case"), CASES)
+def test_whole_answers(target: Target, reference: Target, path: str, case: str) -> None:
+    answer, expected = asked(target, path, case), asked(reference, path, case)
+    assert essence(answer) == essence(expected)
+    assert_no_strange_fields(answer, expected)
+
+
+@pytest.mark.parametrize(("path", "case"), [case for case in CASES if case[1] in STREAMED])
+def test_streams_add_up_to_the_whole(target: Target, reference: Target, path: str, case: str) -> None:
+    chunks = target.stream(path, {**body_of(path, case), "stream_options": {"include_usage": True}})
+    expected = asked(reference, path, case)
+    assert joined(chunks) == {**essence(expected), "object": chunks[0]["object"]}
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk" if path == CHAT else "text_completion"}
+    assert len({(chunk["id"], chunk["created"], chunk["model"]) for chunk in chunks}) == 1
+    assert [bool(chunk["choices"]) for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+    assert all(chunk.get("usage") is None for chunk in chunks[:-1])
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+def test_usage_of_streams(target: Target, path: str) -> None:
+    case = "plain"
+    assert all(chunk.get("usage") is None and chunk["choices"] for chunk in target.stream(path, body_of(path, case)))
+    body = {**body_of(path, case), "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    counts = [chunk["usage"]["completion_tokens"] for chunk in target.stream(path, body)]
+    assert counts == sorted(counts)
+    assert counts[-1] == 6
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_plain_answers(target: Target, reference: Target, case: str) -> None:
+    path = PLAIN[case][0]
+    assert asked(target, path, case) == asked(reference, path, case)
+
+
+def test_models_version_health(target: Target) -> None:
+    import json
+
+    models = json.loads(get(target.url + "/v1/models"))
+    assert models["object"] == "list"
+    assert {"id", "object", "created", "owned_by"} <= models["data"][0].keys()
+    assert target.model in [card["id"] for card in models["data"]]
+    get(target.url + "/health")
+    assert b"tollbridge" in get(target.url + "/metrics") or target.name == "vllm"
+
+
+# --- what is compared
+
+
+def essence(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return what a client acts on: ids, times and the words of the model's name differ by right."""
+    usage = {name: answer["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    choices = [choice_essence(choice, answer) for choice in answer["choices"]]
+    return {"object": answer["object"], "choices": choices, "usage": usage}
+
+
+def choice_essence(choice: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    message = choice.get("message") or {}
+    return {
+        "index": choice["index"],
+        "said": readable(choice.get("text", message.get("content")) or ""),
+        "role": message.get("role"),
+        "calls": [call["function"] for call in message.get("tool_calls") or ()],
+        "finish_reason": choice["finish_reason"],
+        "stop_reason": choice.get("stop_reason"),
+        "token_ids": choice.get("token_ids") or None,
+        "prompt_token_ids": choice.get("prompt_token_ids") or answer.get("prompt_token_ids"),
+    }
+
+
+def readable(text: str) -> str:
+    """Return `text` less what random bytes leave: detokenizers count halves of characters differently."""
+    return text.replace(HALF, "")
+
+
+def joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the whole answer that the chunks of one choice make."""
+    deltas = [(chunk["choices"][0], chunk) for chunk in chunks if chunk["choices"]]
+    parts = [choice_essence({**choice, "message": choice.get("delta")}, chunk) for choice, chunk in deltas]
+    ids = [token for part in parts for token in part["token_ids"] or ()]
+    whole = {
+        **parts[-1],
+        "said": readable("".join(part["said"] for part in parts)),
+        "role": parts[0]["role"],
+        "calls": [call for part in parts for call in part["calls"]],
+        "token_ids": ids or None,
+        "prompt_token_ids": parts[0]["prompt_token_ids"],
+    }
+    usage = {name: chunks[-1]["usage"][name] for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    return {"object": chunks[0]["object"], "choices": [whole], "usage": usage}
+
+
+def assert_no_strange_fields(ours: object, theirs: object, where: str = "answer") -> None:
+    """Every field of `ours` is one of `theirs`; what is null there may be anything."""
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        assert ours.keys() <= theirs.keys(), f"{where} has {sorted(ours.keys() - theirs.keys())}"
+        for name in ours:
+            assert_no_strange_fields(ours[name], theirs[name], f"{where}.{name}")
+    if isinstance(ours, list) and isinstance(theirs, list):
+        for mine, other in zip(ours, theirs, strict=False):
+            assert_no_strange_fields(mine, other, f"{where}[]")
