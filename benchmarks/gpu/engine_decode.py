@@ -3,13 +3,13 @@
     python benchmarks/gpu/engine_decode.py [--shapes qwen3-0.6b,qwen2.5-7b] [--out FILE.json]
 
 Arms: the engine eager, the engine with CUDA graphs, vLLM with its defaults (graphs for the batches measured). Dummy
-weights, bfloat16, random prompts of 512 tokens, greedy, no prefix shared. Decode tokens/s of a batch is what a run of many
-tokens takes beyond a run of one: median over repetitions. Besides, what the graphs compute is compared with the eager
-engine: greedy tokens of a small model in float32, which must be equal, and logits of the shape itself.
+weights, bfloat16, random prompts of 512 tokens, greedy, no prefix shared. Decode tokens/s of a batch is what a run of
+many tokens takes beyond a run of one: median over repetitions. Besides, what the graphs compute is compared with the
+eager engine: greedy tokens of a small model in float32, which must be equal, and logits of the shape itself.
 
-Every arm is a process of its own. All start at once and wait when they are warm; then they measure one after the other, so
-nobody shares the GPU. An arm that fails, or is not ready in time, has its error in the JSON document, which is the last
-line. `--rehearse` runs all but vLLM on this machine's CPU; its figures mean nothing.
+Every arm is a process of its own. All start at once and wait when they are warm; then they measure one after the other,
+so nobody shares the GPU. An arm that fails, or is not ready in time, has its error in the JSON document, which is the
+last line. `--rehearse` runs all but vLLM on this machine's CPU; its figures mean nothing.
 """
 
 from __future__ import annotations
