@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import queue
@@ -214,7 +215,7 @@ def _rate(generate: Generate, rng: random.Random, batch: int, options: argparse.
             taken.append(time.perf_counter() - begun_s)
             assert all(len(answer) == num_tokens for answer in answers), "not every token came"
     one, many = (statistics.median(taken) for taken in times.values())
-    return round(batch * options.tokens / (many - one), 1)
+    return float(round(batch * options.tokens / (many - one), 1))
 
 
 def _prompts(rng: random.Random, batch: int, options: argparse.Namespace) -> list[list[int]]:
@@ -223,7 +224,7 @@ def _prompts(rng: random.Random, batch: int, options: argparse.Namespace) -> lis
 
 
 def _vllm(model: Path) -> Generate:
-    import vllm
+    vllm = importlib.import_module("vllm")
 
     engine = vllm.LLM(
         model=str(model), load_format="dummy", dtype="bfloat16", max_model_len=MAX_MODEL_LEN,
@@ -262,8 +263,9 @@ def _dummy(folder: Path, shape: dict[str, Any], dtype: Any, device: str) -> Any:
 
     attention.register()
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    make: Any = AutoModelForCausalLM
     with torch.device(device):
-        module = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.IMPLEMENTATION)
+        module = make.from_config(config, dtype=dtype, attn_implementation=attention.IMPLEMENTATION)
     heads = shape["num_attention_heads"]
     return LoadedModel(
         name=folder.name, folder=folder, module=module.to(device).eval(), dtype=dtype, device=torch.device(device),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -46,7 +47,7 @@ class FixedDecoder:
         self._max_rows = max_rows
         self._max_blocks = cache.num_blocks
         self._classes: dict[tuple[int, int], _Class] = {}
-        self._pool = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
+        self._pool: Any = torch.cuda.graph_pool_handle() if model.device.type == "cuda" else None
         self._steps_total = 0
 
     def takes(self, chunks: Sequence[SequenceChunk]) -> bool:
@@ -121,7 +122,7 @@ class _Class:
         return logits.float()
 
 
-def _capture(compute: Replay, pool: tuple[int, int] | None) -> Replay:
+def _capture(compute: Replay, pool: Any) -> Replay:
     """Record `compute` as a CUDA graph; return what replays it and hands out its output.
 
     Other threads go on using the GPU meanwhile, hence "thread_local". The run in front of it makes the libraries
