@@ -36,6 +36,11 @@ _HELP = {
     "chat": "Chat with a running router.\n\nThe API key, where the router wants one, is read from TOLLBRIDGE_API_KEY.",
     "demo": "Show one request split and one served locally.\n\n"
     "It starts a cluster of its own and stops it again. Exit code 1 unless the split is verified.",
+    "top": "Watch a running router in the terminal.\n\n"
+    "The figures of the dashboard at /ui. --json prints them once. "
+    "The API key, where the router wants one, is read from TOLLBRIDGE_API_KEY.",
+    "metrics": "Print the list of metrics as documentation, Grafana dashboard or alert rules.\n\n"
+    "docs: Markdown; grafana: a dashboard to import; alerts: a rule file for Prometheus.",
     "router": "Run the router in the foreground.\n\n"
     "It prints one JSON line once it serves. It needs the cluster secret of the workers (TOLLBRIDGE_SECRET).",
     "worker": "Run one worker in the foreground.\n\n"
@@ -70,7 +75,7 @@ _HELP = {
     "`up` and `demo` do this by themselves. The cache is TOLLBRIDGE_HOME, by default ~/.cache/tollbridge.",
 }
 
-for _name in ("up", "chat", "demo", "router", "plan", "sim", "doctor"):
+for _name in ("up", "chat", "demo", "router", "plan", "sim", "doctor", "top", "metrics"):
     app.command(f"tollbridge.cli.{_name}:{_name}", name=_name, help=_HELP[_name])
 app.command("tollbridge.cli.worker:app", name="worker", help=_HELP["worker"])
 app.command("tollbridge.cli.bench:app", name="bench", help=_HELP["bench"])

@@ -78,7 +78,7 @@ class Chart {
 
 // Time runs from the right: 0 is now.
 let span = 300;
-const sinceNow = (value) => (value === 0 ? "now" : span > 60 ? `${Math.round(value / 60)} min` : `${value} s`);
+const sinceNow = (value) => (value === 0 ? "now" : span > 120 ? `${Math.round(value / 60)} min` : `${value} s`);
 const ago = { scale: { range: () => [-span, 0] }, words: sinceNow, splits: () => Array.from({ length: 6 }, (_, at) => -(span / (span === 120 ? 4 : 5)) * at).filter((each) => each >= -span).reverse() };
 
 const DECADES = [0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000];

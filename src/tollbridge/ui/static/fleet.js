@@ -6,7 +6,7 @@ import { bytes, count, percent, plural, rate } from "./format.js";
 
 const MAX_EACH = 6; // workers drawn on a side; the table has all
 const LANE = 20; // px from sign to sign
-const WIDE = { width: 960, box: 300, small: false, top: 100, router: 230 };
+const WIDE = { width: 960, box: 316, small: false, top: 100, router: 230 };
 const NARROW = { width: 380, box: 148, small: true, top: 92, router: 170 };
 const BOX_HEIGHT = 120, GAP = 18, MARGIN = 4;
 
@@ -176,7 +176,7 @@ function worker(box, plan) {
   group.append(s("line", { class: "lane", x1: x + 8, x2: x + width - 8, y1: y + 64, y2: y + 64 }));
   group.append(...room(box, small));
   const serves = it.num_decodes ?? 0, prefills = it.num_prefills ?? 0;
-  group.append(text(x + 12, y + 109, small ? `${serves} served, ${prefills} prefill` : `serves ${serves}, prefills ${prefills} for others`, "small"));
+  group.append(text(x + 12, y + 109, small ? `${serves} served, ${prefills} prefill` : `serves ${serves}, prefills ${prefills}`, "small"));
   if (it.waiting_prefill_tokens && !small) group.append(text(x + width - 12, y + 109, `${plural(it.waiting_prefill_tokens, "token")} wait`, "small", "end"));
   return group;
 }
