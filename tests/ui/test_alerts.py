@@ -25,6 +25,7 @@ def change(worker: WorkerRow, **fields: Any) -> WorkerRow:
 def told(workers: list[WorkerRow], **more: Any) -> list[Alert]:
     quiet = {
         "links": [LinkRow(prefill="p0", decode="d0", goodput_bytes_per_s=1e8)], "recent": [], "waiting": 0,
+        "discovery_error": None,
         "window": Window(seconds=10.0), "policy": "adaptive", "slo_ttft_s": 2.0, "slo_tpot_s": 0.1, "now": NOW,
     }  # fmt: skip
     return alerts(workers=workers, **{**quiet, **more})
@@ -74,6 +75,7 @@ def test_requests() -> None:
 def test_speed_and_queue() -> None:
     late = Window(seconds=10.0, num_ended=9, ttft_p95_s=3.0, tpot_p95_s=0.3)
     assert codes([P, D], window=late, waiting=2) == ["ttft", "tpot", "waiting"]
+    assert codes([P, D], discovery_error="The file is gone.") == ["discovery"]
     assert codes([P, D], window=msgspec.structs.replace(late, num_ended=2)) == []
 
 

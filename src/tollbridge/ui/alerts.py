@@ -19,6 +19,7 @@ def alerts(
     recent: Sequence[RequestRow],
     window: Window,
     waiting: int,
+    discovery_error: str | None,
     policy: str,
     slo_ttft_s: float,
     slo_tpot_s: float,
@@ -32,7 +33,7 @@ def alerts(
         *_splits(lately),
         *_errors(lately),
         *_speed(window, slo_ttft_s, slo_tpot_s),
-        *_router(waiting),
+        *_router(waiting, discovery_error),
         *_notes(policy, links, workers),
     ]
     return sorted(found, key=lambda each: _ORDER[each.level])
@@ -94,7 +95,10 @@ def _speed(window: Window, slo_ttft_s: float, slo_tpot_s: float) -> Iterator[Ale
         yield Alert(level="warn", code="tpot", text=text)
 
 
-def _router(waiting: int) -> Iterator[Alert]:
+def _router(waiting: int, discovery_error: str | None) -> Iterator[Alert]:
+    if discovery_error is not None:
+        text = f"Who serves cannot be seen, and what was known last stands. {discovery_error}"
+        yield Alert(level="warn", code="discovery", text=text)
     if waiting:
         text = f"{waiting} request{'s' if waiting > 1 else ''} wait for a place: the router is full."
         yield Alert(level="warn", code="waiting", text=text)

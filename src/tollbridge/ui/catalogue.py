@@ -15,12 +15,14 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
+from tollbridge.discovery.base import DiscoveryStatistics
 from tollbridge.engine.base import EngineStatistics, ModelInfo
 from tollbridge.kv.index import PrefixIndex
 from tollbridge.obs.metrics import FINISH_REASONS, WorkerMetrics
 from tollbridge.router.index import Following
 from tollbridge.router.knowledge import KnowledgeCollector
 from tollbridge.router.metrics import RouterMetrics
+from tollbridge.router.roster import DiscoveryCollector
 from tollbridge.router.tokens import TokensStatistics
 from tollbridge.transfer.base import TransferStatistics
 from tollbridge.worker.collector import StatisticsCollector
@@ -29,7 +31,7 @@ Source = Literal["router", "worker", "vLLM connector"]
 
 # What a label can be. A label that is not here has no business in a metric: each series costs memory for ever.
 LABELS = {
-    "worker": "a worker of the cluster file",
+    "worker": "a worker of the cluster file, or one that discovery names",
     "tenant": "a tenant of the cluster file",
     "choice": "local, split",
     "reason": "a reason code ([decision.md](decision.md), [router.md](router.md)); of failures 40, then `other`",
@@ -81,8 +83,11 @@ def entry(family: Metric, labels: Iterable[str], source: Source) -> Entry:
 
 
 def _router() -> list[Entry]:
-    read = KnowledgeCollector(cast(Any, _Feeder()), cast(Any, _Tokens()))
-    return [*_observed(RouterMetrics().registry, "router"), *_read(read, "router")]
+    reads = [
+        KnowledgeCollector(cast(Any, _Feeder()), cast(Any, _Tokens())),
+        DiscoveryCollector(cast(Any, _Discovery())),
+    ]
+    return [*_observed(RouterMetrics().registry, "router"), *(each for read in reads for each in _read(read, "router"))]
 
 
 def _worker() -> list[Entry]:
@@ -128,6 +133,11 @@ class _Tokens:
         return TokensStatistics(
             num_remembered=0, remembered_bytes=0, hits_total=0, misses_total=0, asked_total=0, failed_total=0
         )
+
+
+class _Discovery:
+    def statistics(self) -> DiscoveryStatistics:
+        return DiscoveryStatistics(kind="", where="", age_s=0.0)
 
 
 class _Engine:

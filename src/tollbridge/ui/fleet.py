@@ -50,7 +50,7 @@ def worker_row(worker: Worker, view: WorkerView) -> WorkerRow:
         host=view.host,
         ready=worker.ready,
         suspect=view.suspect,
-        detail=worker.detail,
+        detail=worker.why,
         can_send=worker.kv is not None or view.connector != "tollbridge",
         num_prefills=view.num_prefills,
         num_decodes=view.num_decodes,

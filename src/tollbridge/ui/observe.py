@@ -56,6 +56,7 @@ def observe(context: Context, *, started_at: float, rss_bytes: int = 0, memory_l
             recent=recent,
             window=lately,
             waiting=admitted.waiting,
+            discovery_error=context.discovery.statistics().error,
             policy=context.config.router.policy,
             slo_ttft_s=slo.ttft_s,
             slo_tpot_s=slo.tpot_s,
