@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.netns import on_host, sent_bytes
+from tests.support.netns import sent_bytes
 from tests.transfer.harness import DIGEST, FINGERPRINT, Cache, Mailbox, new_id
-from tollbridge.bench.netns import ADDRESSES, Link, LinkUnavailableError, link
+from tollbridge.bench.netns import ADDRESSES, Link, LinkUnavailableError, link, on_host
 from tollbridge.transfer.base import LoadRequest
 from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.tcp import TcpReceiver, TcpSender

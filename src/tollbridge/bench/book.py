@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from tollbridge.bench.records import Head, Line, Plan, Sample, Window, decode, encode
+from tollbridge.bench.records import Head, Line, LinkRate, Plan, Sample, Window, decode, encode
 from tollbridge.errors import ConfigError
 
 
@@ -21,6 +21,7 @@ class Book:
         self.plan: Plan | None = None
         self.samples: list[Sample] = []
         self.windows: list[Window] = []
+        self.links: list[LinkRate] = []
         if path.exists() and path.stat().st_size:
             self._read()
         else:
@@ -34,6 +35,10 @@ class Book:
         """Hold the plan for the rest of the run, resumed or not."""
         self.plan = plan
         self._append([plan])
+
+    def link(self, rate: LinkRate) -> None:
+        self._append([rate])
+        self.links.append(rate)
 
     def add(self, samples: Sequence[Sample], window: Window) -> None:
         """Write one complete window."""
@@ -64,6 +69,8 @@ class Book:
                 pending = []
             elif isinstance(line, Plan):
                 self.plan = line
+            elif isinstance(line, LinkRate):
+                self.links.append(line)
 
     def _check(self, lines: Sequence[Line]) -> None:
         first = lines[0] if lines else None

@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+import msgspec
+
 from tollbridge.bench.compare import AGAIN
 from tollbridge.bench.fleet import Fleet, running
 from tollbridge.bench.records import Arm
@@ -31,6 +33,30 @@ class Local:
     more: Mapping[str, object] = field(default_factory=dict)
     hosts: Mapping[str, str] = field(default_factory=dict)  # address of a worker, by name
     prefixes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # before a worker's command
+
+
+@dataclass
+class Started:
+    """What was started here: the arms, and the workers' processes and names by URL."""
+
+    arms: list[Arm] = field(default_factory=list)
+    pids: dict[str, int] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    def add(self, fleet: Fleet, arms: Sequence[Arm], *, name: str = "", title: str = "") -> None:
+        """Take a fleet's arms, the single one of them by `name` where one is given."""
+        self.arms += [msgspec.structs.replace(arm, name=name, title=title) for arm in arms] if name else arms
+        self.pids |= {ready.url: ready.pid for ready in fleet.ready.values()}
+        self.names |= {ready.url: f"{name}{' ' if name else ''}{worker}" for worker, ready in fleet.ready.items()}
+
+
+@asynccontextmanager
+async def start(given: Local, names: Sequence[str]) -> AsyncIterator[Started]:
+    """Start one fleet and return its arms called `names`."""
+    async with started(given) as fleet:
+        found = Started()
+        found.add(fleet, arms_of(fleet, names))
+        yield found
 
 
 @asynccontextmanager
@@ -81,12 +107,3 @@ def _arm(fleet: Fleet, name: str, decode: str) -> Arm:
         workers=[fleet.url(worker) for worker in fleet.workers],
         num_workers=len(fleet.workers),
     )
-
-
-def pids_of(fleet: Fleet) -> dict[str, int]:
-    """Return the workers' process ids by URL."""
-    return {ready.url: ready.pid for ready in fleet.ready.values()}
-
-
-def names_of(fleet: Fleet) -> dict[str, str]:
-    return {ready.url: name for name, ready in fleet.ready.items()}

@@ -6,6 +6,7 @@ The names carry the process id, so two runs never meet, and what a killed run le
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import os
 import re
@@ -20,6 +21,7 @@ from types import FrameType
 from tollbridge.errors import TollbridgeError
 
 ADDRESSES = {"a": "10.99.0.1", "b": "10.99.0.2"}
+_CLONE_NEWNET = 0x40000000
 _counter = itertools.count()
 
 
@@ -48,6 +50,26 @@ class Link:
             elif self.rate != "none":
                 _do(*qdisc, "del", *device)
         self.rate = rate or "none"
+
+
+@contextlib.contextmanager
+def on_host(link: Link, host: str) -> Iterator[None]:
+    """Let this thread, and the threads and processes that it starts, make their sockets on host a or b."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    there = os.open(f"/run/netns/{link.name}{host}", os.O_RDONLY)
+    try:
+        _enter(libc, there)
+        yield
+    finally:
+        _enter(libc, home)
+        os.close(home)
+        os.close(there)
+
+
+def _enter(libc: ctypes.CDLL, namespace: int) -> None:
+    if libc.setns(namespace, _CLONE_NEWNET):
+        raise LinkUnavailableError(f"setns failed: {os.strerror(ctypes.get_errno())}.")
 
 
 @contextlib.contextmanager

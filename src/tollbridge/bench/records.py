@@ -133,7 +133,15 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, tag="window", omit_defau
     note: str = ""
 
 
-Line = Head | Plan | Sample | Window
+class LinkRate(msgspec.Struct, frozen=True, kw_only=True, tag="link"):
+    """What plain sockets carried between the workers' hosts, before or after a block."""
+
+    cell: str
+    block: int
+    bytes_per_s: float
+
+
+Line = Head | Plan | Sample | Window | LinkRate
 
 
 def encode(line: Line) -> bytes:

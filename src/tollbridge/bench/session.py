@@ -47,6 +47,7 @@ class Options:
     processes: int | None = None  # None: as many as keep up
     stall_s: float = 60.0
     memory: bool = False
+    is_local: bool = False  # the workers were started here
     pids: Mapping[str, int] = field(default_factory=dict)  # by worker URL
     names: Mapping[str, str] = field(default_factory=dict)  # of workers, by URL
 

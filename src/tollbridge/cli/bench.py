@@ -7,7 +7,7 @@ import json as jsonlib
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -19,16 +19,21 @@ from rich.console import Console
 
 from tollbridge.bench import local
 from tollbridge.bench.arms import parse_arm
-from tollbridge.bench.book import Book
+from tollbridge.bench.experiments import chunked as chunked_
+from tollbridge.bench.experiments import goodput as goodput_
 from tollbridge.bench.experiments import interference as interference_
-from tollbridge.bench.machine import machine
-from tollbridge.bench.outcome import Experiment, write_outcome
-from tollbridge.bench.records import Arm, Head
-from tollbridge.bench.session import Options, Session
+from tollbridge.bench.experiments import length_sweep as length_sweep_
+from tollbridge.bench.experiments import load as load_
+from tollbridge.bench.experiments import memory as memory_
+from tollbridge.bench.experiments import prefix_grid as prefix_grid_
+from tollbridge.bench.experiments import separation as separation_
+from tollbridge.bench.outcome import Experiment
+from tollbridge.bench.records import Arm
+from tollbridge.bench.run import measure
+from tollbridge.bench.session import Options
 from tollbridge.cli.display import Display, make_display
 from tollbridge.cli.interrupts import Interrupts, run_interruptible
 from tollbridge.cli.prepare import prepare_model
-from tollbridge.errors import ConfigError
 from tollbridge.report.text import show
 
 app = App(name="bench", help="Measure servers, and compare ways to be served.")
@@ -70,6 +75,62 @@ def interference(
     return _start(Experiment("interference", interference_), common, settings or interference_.Settings())
 
 
+@app.command(name="length-sweep")
+def length_sweep(
+    *,
+    common: _Common = Common(),
+    settings: Annotated[length_sweep_.Settings | None, Parameter(name="*")] = None,
+) -> int:
+    """One request at a time, short prompts to long: what a split adds a token, and the bandwidth that it reached."""
+    return _start(Experiment("length-sweep", length_sweep_), common, settings or length_sweep_.Settings())
+
+
+@app.command
+def load(*, common: _Common = Common(), settings: Annotated[load_.Settings | None, Parameter(name="*")] = None) -> int:
+    """Plain load, open loop (even, Poisson, gamma) or closed loop, on any servers."""
+    return _start(Experiment("load", load_), common, settings or load_.Settings())
+
+
+@app.command
+def separation(
+    *, common: _Common = Common(), settings: Annotated[separation_.Settings | None, Parameter(name="*")] = None
+) -> int:
+    """Who generated how many tokens, by the workers' own counters: was it really split?"""
+    return _start(Experiment("separation", separation_), common, settings or separation_.Settings())
+
+
+@app.command
+def memory(
+    *, common: _Common = Common(), settings: Annotated[memory_.Settings | None, Parameter(name="*")] = None
+) -> int:
+    """Resident memory of the workers over time while 1, 4 and 8 requests are split at once."""
+    return _start(Experiment("memory", memory_), common, settings or memory_.Settings())
+
+
+@app.command
+def goodput(
+    *, common: _Common = Common(), settings: Annotated[goodput_.Settings | None, Parameter(name="*")] = None
+) -> int:
+    """The highest rate at which requests meet their SLO, by bisection with its bracket, for each policy."""
+    return _start(Experiment("goodput", goodput_), common, settings or goodput_.Settings())
+
+
+@app.command
+def chunked(
+    *, common: _Common = Common(), settings: Annotated[chunked_.Settings | None, Parameter(name="*")] = None
+) -> int:
+    """Chunk size against interference: the alternative to a split."""
+    return _start(Experiment("chunked", chunked_), common, settings or chunked_.Settings())
+
+
+@app.command(name="prefix-grid")
+def prefix_grid(
+    *, common: _Common = Common(), settings: Annotated[prefix_grid_.Settings | None, Parameter(name="*")] = None
+) -> int:
+    """Shared prefixes by kinds and concurrency: TTFT, requests per second, cache hits."""
+    return _start(Experiment("prefix-grid", prefix_grid_), common, settings or prefix_grid_.Settings())
+
+
 def _start(experiment: Experiment, common: Common, settings: Any) -> int:
     arms = [parse_arm(text) for text in common.arm]
     out = common.out or Path("bench-results") / f"{experiment.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -85,18 +146,11 @@ async def _run(
     async with AsyncExitStack() as stack:
         display = stack.enter_context(make_display())
         if not arms:
-            arms, options = await _start_local(experiment, common, options, display, stack)
-        if len({arm.name for arm in arms}) < len(arms):
-            raise ConfigError("Two arms have one name.")
-        head = Head(
-            experiment=experiment.name, parameters=asdict(settings), arms=[arm.name for arm in arms], seed=common.seed,
-            conditions={**machine(), "model": common.model, "titles": {arm.name: arm.label for arm in arms}},
+            arms = await _start_local(experiment, common, settings, options, display, stack)
+        document, result = await measure(
+            experiment, arms, settings, out, seed=common.seed, options=options, tell=display.note,
+            about={"model": common.model} if options.is_local else {},
         )  # fmt: skip
-        book = Book(out / "records.jsonl", head)
-        session = await stack.enter_async_context(Session(book, arms, options, display.note))
-        await session.settle()
-        await experiment.module.run(session, settings)
-    document, result = write_outcome(experiment, book, settings, out)
     if common.json:
         print(jsonlib.dumps(result))
         return 0
@@ -106,11 +160,13 @@ async def _run(
 
 
 async def _start_local(
-    experiment: Experiment, common: Common, options: Options, display: Display, stack: AsyncExitStack
-) -> tuple[list[Arm], Options]:
-    model = await prepare_model(common.model, display)
-    display.begin("workers", "starting router and embedded workers")
-    fleet = await stack.enter_async_context(local.started(local.Local(model=model)))
+    experiment: Experiment, common: Common, settings: Any, options: Options, display: Display, stack: AsyncExitStack
+) -> list[Arm]:
+    given = local.Local(model=await prepare_model(common.model, display))
+    display.begin("workers", "starting embedded workers")
+    own = getattr(experiment.module, "start", None)  # an experiment that needs more than a pair and its router
+    starting = own(given, settings) if own else local.start(given, experiment.module.ARMS)
+    found = await stack.enter_async_context(starting)
     display.end("workers", "serving")
-    options.pids, options.names = local.pids_of(fleet), local.names_of(fleet)
-    return local.arms_of(fleet, experiment.module.ARMS), options
+    options.is_local, options.pids, options.names = True, found.pids, found.names
+    return list(found.arms)
