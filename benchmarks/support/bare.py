@@ -21,10 +21,13 @@ STREAM_BODY = BODY[:-1] + b', "stream": true}'
 
 
 @contextlib.asynccontextmanager
-async def trivial(num_events: int = 16) -> AsyncIterator[str]:
-    """Run one upstream and yield its URL."""
+async def trivial(
+    num_events: int = 16, *, core: int | None = None, module: str = "benchmarks.support.trivial"
+) -> AsyncIterator[str]:
+    """Run one upstream, on `core` where one is given, and yield its URL."""
+    pin = ["taskset", "-c", str(core)] if core is not None else []
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "benchmarks.support.trivial", str(num_events), stdout=asyncio.subprocess.PIPE, cwd=ROOT
+        *pin, sys.executable, "-m", module, str(num_events), stdout=asyncio.subprocess.PIPE, cwd=ROOT
     )
     try:
         assert process.stdout is not None

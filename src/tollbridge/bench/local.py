@@ -11,6 +11,7 @@ import msgspec
 
 from tollbridge.bench.compare import AGAIN
 from tollbridge.bench.fleet import Fleet, running
+from tollbridge.bench.netns import Link
 from tollbridge.bench.records import Arm
 
 ONE, BOTH, SPLIT = "one", "both", "split"
@@ -42,6 +43,7 @@ class Started:
     arms: list[Arm] = field(default_factory=list)
     pids: dict[str, int] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    link: Link | None = None  # between the workers' hosts, where it can be shaped
 
     def add(self, fleet: Fleet, arms: Sequence[Arm], *, name: str = "", title: str = "") -> None:
         """Take a fleet's arms, the single one of them by `name` where one is given."""

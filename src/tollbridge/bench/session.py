@@ -15,6 +15,7 @@ import msgspec
 from tollbridge.bench.book import Book
 from tollbridge.bench.client import now
 from tollbridge.bench.figures import Slo, remarks
+from tollbridge.bench.netns import Link
 from tollbridge.bench.records import Arm, Plan, Planned, Sample, Window
 from tollbridge.bench.schedule import VOCABULARIES, order
 from tollbridge.bench.shard import Task, processes_for, run_here, run_sharded
@@ -47,6 +48,7 @@ class Options:
     processes: int | None = None  # None: as many as keep up
     stall_s: float = 60.0
     memory: bool = False
+    link: Link | None = None  # between the workers' hosts, where it can be shaped
     is_local: bool = False  # the workers were started here
     pids: Mapping[str, int] = field(default_factory=dict)  # by worker URL
     names: Mapping[str, str] = field(default_factory=dict)  # of workers, by URL

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from tollbridge.bench import local
 from tollbridge.bench.arms import parse_arm
+from tollbridge.bench.experiments import break_even as break_even_
 from tollbridge.bench.experiments import chunked as chunked_
 from tollbridge.bench.experiments import goodput as goodput_
 from tollbridge.bench.experiments import interference as interference_
@@ -27,6 +28,7 @@ from tollbridge.bench.experiments import load as load_
 from tollbridge.bench.experiments import memory as memory_
 from tollbridge.bench.experiments import prefix_grid as prefix_grid_
 from tollbridge.bench.experiments import separation as separation_
+from tollbridge.bench.experiments import trace as trace_
 from tollbridge.bench.outcome import Experiment
 from tollbridge.bench.records import Arm
 from tollbridge.bench.run import measure
@@ -131,6 +133,22 @@ def prefix_grid(
     return _start(Experiment("prefix-grid", prefix_grid_), common, settings or prefix_grid_.Settings())
 
 
+@app.command(name="break-even")
+def break_even(
+    *, common: _Common = Common(), settings: Annotated[break_even_.Settings | None, Parameter(name="*")] = None
+) -> int:
+    """From which link on fetching KV is quicker than computing it, beside the plan (root: shaped link)."""
+    return _start(Experiment("break-even", break_even_), common, settings or break_even_.Settings())
+
+
+@app.command
+def trace(
+    *, common: _Common = Common(), settings: Annotated[trace_.Settings | None, Parameter(name="*")] = None
+) -> int:
+    """Replay a recorded trace (Azure, Mooncake), scaled as stated."""
+    return _start(Experiment("trace", trace_), common, settings or trace_.Settings())
+
+
 def _start(experiment: Experiment, common: Common, settings: Any) -> int:
     arms = [parse_arm(text) for text in common.arm]
     out = common.out or Path("bench-results") / f"{experiment.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -169,4 +187,5 @@ async def _start_local(
     found = await stack.enter_async_context(starting)
     display.end("workers", "serving")
     options.is_local, options.pids, options.names = True, found.pids, found.names
+    options.link = found.link
     return list(found.arms)
