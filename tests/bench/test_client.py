@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from benchmarks.support.upstream import Upstream
 
-from tests.bench.upstream import Upstream
 from tollbridge.bench.client import Client, Target
 from tollbridge.bench.load import Load, Shape
 from tollbridge.bench.records import Planned, Sample

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from benchmarks.support.upstream import Upstream
 
-from tests.bench.upstream import Upstream
 from tollbridge.bench import schedule, stats
 from tollbridge.bench.book import Book, load
 from tollbridge.bench.compare import compare

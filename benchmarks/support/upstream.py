@@ -1,9 +1,13 @@
-"""A loopback server whose timing is known: it streams tokens when its own clock says, or misbehaves as it is told."""
+"""A loopback server whose timing is known: it streams tokens when its own clock says, or misbehaves as it is told.
+
+python -m benchmarks.support.upstream TTFT_S GAP_S      # prints its URL
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -17,6 +21,7 @@ class Upstream:
         self.running_usage = True
         self.num_connections = 0
         self.prompts: list[list[int]] = []
+        self.counters: dict[str, float] = {"vllm:generation_tokens_total": 0.0, "vllm:prompt_tokens_total": 0.0}
         self.url = ""
 
     @asynccontextmanager
@@ -35,7 +40,9 @@ class Upstream:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = next((int(h[15:]) for h in head.lower().split(b"\r\n") if h.startswith(b"content-length:")), 0)
                 body = await reader.readexactly(length)
-                if head.startswith(b"GET"):
+                if head.startswith(b"GET /metrics"):
+                    writer.write(_whole("".join(f"{k} {v}\n" for k, v in self.counters.items()).encode()))
+                elif head.startswith(b"GET"):
                     writer.write(_whole(b'{"data": [{"id": "timed", "max_model_len": 4096}]}'))
                 elif not await self._answer(json.loads(body), writer):
                     break
@@ -49,6 +56,8 @@ class Upstream:
         max_tokens = body["max_tokens"]
         assert isinstance(max_tokens, int)
         self.prompts.append(list(body["prompt"]))  # type: ignore[call-overload]
+        self.counters["vllm:prompt_tokens_total"] += len(self.prompts[-1])
+        self.counters["vllm:generation_tokens_total"] += max_tokens
         start_s = asyncio.get_running_loop().time()
         if self.misbehave == "http":
             writer.write(_whole(b'{"error": {"message": "out of KV"}}', b"503 Service Unavailable"))
@@ -104,3 +113,14 @@ def _whole(body: bytes, status: bytes = b"200 OK") -> bytes:
 
 def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+async def _serve(ttft_s: float, gap_s: float) -> None:
+    async with Upstream().serving() as upstream:
+        upstream.ttft_s, upstream.gap_s = ttft_s, gap_s
+        print(upstream.url, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_serve(float(sys.argv[1]), float(sys.argv[2])))
