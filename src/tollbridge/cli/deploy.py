@@ -21,17 +21,29 @@ SECRET_BYTES = 32
     help="Write the objects of a deployment.\n\n"
     "As one stream of YAML, or with --out as a Kustomize base. What they rest on (the terms of the memory limits, "
     "what a rollout costs) goes to stderr. The cluster secret is taken from TOLLBRIDGE_SECRET, else from the "
-    "secret.yaml that is there already, else made."
+    "secret.yaml that is there already, else made.\n\n"
+    "--to local-check shows the rendered command lines as processes of this machine; with --run it starts them, on "
+    "vLLM for CPUs, and ends with 0 once a split is verified."
 )
 def render(
     *,
-    to: Annotated[Literal["disaggregatedset", "dgd", "deployments"], Parameter(help="The kind of objects.")],
+    to: Annotated[
+        Literal["disaggregatedset", "dgd", "deployments", "local-check"], Parameter(help="The kind of objects.")
+    ],
     config: ConfigFile = None,
     out: Annotated[Path | None, Parameter(help="A folder for a Kustomize base; by default all goes to stdout.")] = None,
     force: Annotated[bool, Parameter(negative=(), help="Keep a memory limit below the planner's.")] = False,
+    run: Annotated[bool, Parameter(negative=(), help="local-check: start the processes, verify a split.")] = False,
+    python: Annotated[str, Parameter(help="local-check: the interpreter that has vLLM.")] = "python3",
 ) -> int:
     """Write the objects of a deployment."""
     cluster = configure(config).cluster
+    if to == "local-check":
+        from tollbridge.cli.local_check import local_check
+
+        return local_check(cluster, _secret(cluster.secret.env, out), run=run, python=python)
+    if run:
+        raise ConfigError("--run goes with --to local-check: objects are applied by kubectl.")
     from tollbridge.deploy.manifest import base, to_yaml
     from tollbridge.deploy.render.everything import render as render_objects
 
