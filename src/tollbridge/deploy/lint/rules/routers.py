@@ -9,8 +9,8 @@ import msgspec
 import yaml
 
 from tollbridge.config import schema
+from tollbridge.config.check import find_problem
 from tollbridge.config.cluster import ClusterConfig
-from tollbridge.config.load import expand
 from tollbridge.deploy.lint.case import Case
 from tollbridge.deploy.lint.engines import words_of
 from tollbridge.deploy.lint.findings import Document, Finding, at, items
@@ -54,15 +54,14 @@ def _cluster_file(document: Document, key: str, text: str) -> Iterator[Finding]:
 
 
 def _problem(tree: object) -> str | None:
-    tree = expand(tree) if isinstance(tree, dict) else tree
+    if isinstance(tree, dict) and isinstance(tree.get("discovery"), str):
+        tree = {**tree, "discovery": {"kind": tree["discovery"]}}
     found = schema.find_misshapen(tree)
-    if found is not None:
-        return f"{found.path} {found.clause}"
     try:
-        msgspec.convert(tree, ClusterConfig)
+        found = found or find_problem(msgspec.convert(tree, ClusterConfig))
     except msgspec.ValidationError as error:
         return str(error)
-    return None
+    return f"{found.path} {found.clause}" if found is not None else None
 
 
 def _router(case: Case, pod: PodView) -> Iterator[Finding]:
