@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
@@ -116,14 +122,58 @@ def test_serve_both_ways_chat_and_ctrl_c(cluster_file: Path, environ: dict[str, 
         wait_gone(pid)
 
 
-def test_a_worker_that_is_killed_takes_everything_down(cluster_file: Path, environ: dict[str, str]) -> None:
-    with running_up(cluster_file, environ) as (up, _):
-        pids = children(up)
+def test_a_killed_worker_comes_back_and_a_drain_lets_a_stream_finish(
+    cluster_file: Path, environ: dict[str, str]
+) -> None:
+    with running_up(cluster_file, environ) as (up, url):
+        pids, base = children(up), url.removesuffix("/v1")
         os.kill(pids["d0"], signal.SIGKILL)
-        assert up.wait(60) == 1, cluster_file.with_suffix(".log").read_text()
+        _wait(lambda: _num_returns(base, "d0") == 2)
+        answers = {policy: asyncio.run(ask(url, policy)) for policy in ("split", "local")}
+        with _streaming(base) as stream:
+            assert stream.read(6) == b"data: "
+            up.send_signal(signal.SIGTERM)
+            _wait(lambda: _health(base) == 503)
+            assert stream.read().endswith(b"data: [DONE]\n\n")
+        assert up.wait(60) == 0, cluster_file.with_suffix(".log").read_text()
+    split = answers["split"].record
+    assert split is not None
+    assert (split.decision.choice, split.happened.split_verified) == ("split", True), split
     for pid in pids.values():
         wait_gone(pid)
-    assert "tollbridge: d0 was ended by signal 9 (Killed)" in cluster_file.with_suffix(".log").read_text()
+    log = cluster_file.with_suffix(".log").read_text()
+    assert "tollbridge: d0 was ended by signal 9 (Killed)" in log
+    assert "It is started again in 0.5 s (restart 1)." in log
+    assert "tollbridge: d0 is ready again" in log
+
+
+def _streaming(url: str) -> http.client.HTTPResponse:
+    body = {"prompt": list(range(10, 60)), "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode())
+    request.add_header("content-type", "application/json")
+    return cast(http.client.HTTPResponse, urllib.request.urlopen(request, timeout=60))
+
+
+def _health(url: str) -> int:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+def _num_returns(url: str, name: str) -> int:
+    """Return how often the router saw the worker become ready."""
+    with urllib.request.urlopen(f"{url}/fleet", timeout=10) as answer:
+        workers = json.load(answer)["workers"]
+    return next(int(worker["num_returns"]) for worker in workers if worker["name"] == name)
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
 
 
 def test_the_demo_verifies_its_split(cluster_file: Path, environ: dict[str, str]) -> None:

@@ -87,8 +87,12 @@ async def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones() -> N
         await happens(worker.arrived["local"])
         child.send_signal(signal.SIGTERM)
         async with asyncio.timeout(5):
-            while await _accepts(str(url)):
+            while (await _status(session, f"{url}/health")) != 503:
                 pass
+        async with session.post(f"{url}/v1/completions", json={"prompt": "b"}) as refused:
+            assert (refused.status, "shutting down" in await refused.text()) == (503, True)
+            assert int(refused.headers["Retry-After"]) >= 1
+        assert worker.roles() == ["local"]
         gate.set()
         assert b"[DONE]" in await running
         assert await exit_code(child) == 0
@@ -113,14 +117,9 @@ async def _post(session: aiohttp.ClientSession, url: str) -> bytes:
         return await answer.read()
 
 
-async def _accepts(url: str) -> bool:
-    host, port = url.removeprefix("http://").split(":")
-    try:
-        _, writer = await asyncio.open_connection(host, int(port))
-    except OSError:
-        return False
-    writer.close()
-    return True
+async def _status(session: aiohttp.ClientSession, url: str) -> int:
+    async with session.get(url) as answer:
+        return answer.status
 
 
 def test_port_in_use_is_exit_3(capsys: pytest.CaptureFixture[str]) -> None:

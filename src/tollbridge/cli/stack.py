@@ -1,7 +1,8 @@
 """A whole cluster on this machine: workers first, then the router with their real addresses, and nothing left behind.
 
 The children read one resolved cluster file in a private folder; the secret reaches them in the environment only.
-For now a stack lives and dies as one: when any child ends, everybody stops.
+While it starts, a stack lives and dies as one: when any child ends, everybody stops. Later `keep.Keeper` starts again
+who ends: every address has been chosen by then, and stays.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -30,6 +32,7 @@ from tollbridge.wire.ready import Ready
 from tollbridge.worker.supervisor import ManagedProcess, OnLine, ProcessSpec, ProcessStatistics
 
 SECRET_VARIABLE = "TOLLBRIDGE_SECRET"  # noqa: S105 (a name, not a secret)
+ROUTER = "router"  # the name of that child
 COMMAND = (sys.executable, "-m", "tollbridge.cli.main")
 
 
@@ -39,6 +42,7 @@ class Deadlines:
 
     worker_ready_s: float = 300.0  # a cold disk reads a model slowly
     router_ready_s: float = 60.0
+    drain_s: float = 35.0  # a router lets running requests finish, see Limits.drain_s
     stop_s: float = 10.0
 
 
@@ -67,6 +71,11 @@ class Stack:
         self._on_line = on_line
         self._processes: dict[str, ManagedProcess] = {}
 
+    @property
+    def names(self) -> list[str]:
+        """The children, the router last."""
+        return [*(worker.name for worker in self.cluster.workers), ROUTER]
+
     def statistics(self) -> dict[str, ProcessStatistics]:
         return {name: process.statistics() for name, process in self._processes.items()}
 
@@ -74,17 +83,35 @@ class Stack:
         """Start everything and return once all are ready; the error of the first child that fails otherwise."""
         path = self._write_cluster("workers.yaml")
         for worker in self.cluster.workers:
-            argv = (*self._command, "worker", "--name", worker.name, "--config", str(path))
-            await self._spawn(worker.name, argv, worker.cores)
+            await self._begin(worker.name, path)
         names = [worker.name for worker in self.cluster.workers]
         ready = await self._unless_one_dies(self._all_ready(names, self._deadlines.worker_ready_s))
         workers = [_at(worker, line) for worker, line in zip(self.cluster.workers, ready, strict=True)]
         self.cluster = msgspec.structs.replace(self.cluster, workers=workers, discovery=DiscoveryConfig())
         self.model = ready[0].model or self.model
-        path = self._write_cluster("cluster.yaml")
-        await self._spawn("router", (*self._command, "router", "--config", str(path)), None)
-        (line,) = await self._unless_one_dies(self._all_ready(["router"], self._deadlines.router_ready_s))
+        await self._begin(ROUTER, self._write_cluster("cluster.yaml"))
+        (line,) = await self._unless_one_dies(self._all_ready([ROUTER], self._deadlines.router_ready_s))
         self.url = line.url
+        router = msgspec.structs.replace(self.cluster.router, port=urlsplit(line.url).port or 0)
+        self.cluster = msgspec.structs.replace(self.cluster, router=router)
+
+    async def restart(self, name: str) -> None:
+        """Start a child that has ended again, where it was; the error that says why it is not ready otherwise."""
+        await self._spawn(name, self._write_cluster("cluster.yaml"))
+        deadlines = self._deadlines
+        try:
+            await self._processes[name].wait_ready(
+                deadlines.router_ready_s if name == ROUTER else deadlines.worker_ready_s
+            )
+        except TollbridgeError:
+            await self._processes[name].stop(deadlines.stop_s)
+            raise
+
+    async def wait_end(self, name: str) -> TollbridgeError:
+        """Wait until the child called `name` has ended; return the error that says how."""
+        process = self._processes[name]
+        await process.wait()
+        return process.death()
 
     async def wait_death(self) -> TollbridgeError:
         """Wait until any child ends by itself; return the error that names it."""
@@ -98,9 +125,9 @@ class Stack:
 
     async def stop(self) -> None:
         """Stop the router, then the workers, each within the deadline; then nothing of them is left."""
-        router = self._processes.get("router")
+        router = self._processes.get(ROUTER)
         if router:
-            await router.stop(self._deadlines.stop_s)
+            await router.stop(self._deadlines.drain_s)
         await asyncio.gather(*(process.stop(self._deadlines.stop_s) for process in self._processes.values()))
 
     def kill(self) -> None:
@@ -108,10 +135,19 @@ class Stack:
         for process in self._processes.values():
             process.kill()
 
-    async def _spawn(self, name: str, argv: tuple[str, ...], cores: list[int] | None) -> None:
+    async def _begin(self, name: str, path: Path) -> None:
+        cores = self._cores(name)
         self._display.begin(name, f"starting{f' on core {_join(cores)}' if cores else ''}")
-        spec = ProcessSpec(name=name, argv=argv, environ=self._environ, cores=cores)
+        await self._spawn(name, path)
+
+    async def _spawn(self, name: str, path: Path) -> None:
+        role = ("router",) if name == ROUTER else ("worker", "--name", name)
+        argv = (*self._command, *role, "--config", str(path))
+        spec = ProcessSpec(name=name, argv=argv, environ=self._environ, cores=self._cores(name))
         self._processes[name] = await ManagedProcess.start(spec, on_line=self._on_line)
+
+    def _cores(self, name: str) -> list[int] | None:
+        return next((worker.cores for worker in self.cluster.workers if worker.name == name), None)
 
     async def _all_ready(self, names: list[str], timeout_s: float) -> list[Ready]:
         try:

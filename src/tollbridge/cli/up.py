@@ -18,6 +18,7 @@ from cyclopts import Parameter
 
 from tollbridge.cli.display import make_display
 from tollbridge.cli.interrupts import Interrupts, run_interruptible
+from tollbridge.cli.keep import Keeper
 from tollbridge.cli.launch import launched
 from tollbridge.cli.options import ConfigFile, PrintConfig, configure
 from tollbridge.cli.stack import Stack, check_startable
@@ -38,7 +39,8 @@ def up(
 ) -> int:
     """Run router and workers on this machine until Ctrl-C. Without a cluster file: one prefill and one decode worker.
 
-    The default model is fetched if it is missing. When any process ends, all do.
+    The default model is fetched if it is missing. A process that crashes is started again, with growing pauses; one
+    that cannot start (exit code 3) is not.
     """
     loaded = configure(config, model=model, port=port)
     if print_config:
@@ -56,9 +58,9 @@ async def _serve(cluster: ClusterConfig, secret: bytes, on_line: OnLine | None, 
         with make_display() as display:  # only while something is on its way: later it would repaint for nothing
             launch = launched(cluster, secret, display, interrupts, on_line=on_line)
             stack = await running.enter_async_context(launch)
-        display.note(f"serving {stack.model}; Ctrl-C stops everything, Ctrl-C again stops it at once")
+        display.note(f"serving {stack.model}; Ctrl-C lets requests finish and stops everything, again stops it at once")
         print(invitation(stack), flush=True)
-        raise await stack.wait_death()
+        raise await Keeper(stack, say).run()
 
 
 def invitation(stack: Stack) -> str:
@@ -97,6 +99,12 @@ def check_port_free(router: RouterConfig) -> None:
                 f"the router cannot listen on {router.host} port {router.port} ({error.strerror or error}): "
                 "choose another port with --port, or --port 0 for any free one."
             ) from None
+
+
+def say(sentence: str) -> None:
+    """Tell on stderr, which may be gone, what happened to a child."""
+    with suppress(OSError):
+        print(f"tollbridge: {sentence}", file=sys.stderr, flush=True)
 
 
 def show_line(name: str, line: str) -> None:

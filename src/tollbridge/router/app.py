@@ -160,6 +160,7 @@ def make_app(context: Context, extensions: Sequence[Extension] = ()) -> web.Appl
 async def generate(request: web.Request) -> web.StreamResponse:
     """① to ⑥ for completions and chat completions."""
     context = request.app[CONTEXT]
+    context.drain.check()
     arrived_s = context.clock.monotonic()
     with context.name(request[REQUEST_ID]) as request_id:
         request[REQUEST_ID] = request_id
@@ -185,6 +186,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
 
 async def pass_on(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
+    context.drain.check()
     with context.name(request[REQUEST_ID]) as request_id:
         call = await ingress.read(request, context.config.router, request_id, context.bodies)
         async with context.place(call, request[TENANT]):

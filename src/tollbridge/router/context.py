@@ -15,6 +15,7 @@ from tollbridge.obs.tracing import Tracer
 from tollbridge.router.admission import Admission
 from tollbridge.router.budget import RetryBudget
 from tollbridge.router.decisions import Decisions
+from tollbridge.router.drain import Drain
 from tollbridge.router.fleet import Fleet
 from tollbridge.router.index import IndexFeeder
 from tollbridge.router.ingress import Call
@@ -51,6 +52,10 @@ class Context:
     admission: Admission
     bodies: Bodies
     active: set[str] = field(default_factory=set)  # ids of the requests inside, waiting ones included
+    drain: Drain = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "drain", Drain(self.active))
 
     @contextmanager
     def name(self, request_id: str) -> Iterator[str]:
@@ -65,6 +70,7 @@ class Context:
             yield request_id
         finally:
             self.active.discard(request_id)
+            self.drain.left()
 
     @asynccontextmanager
     async def place(self, call: Call, tenant: str) -> AsyncIterator[float]:

@@ -28,6 +28,7 @@ from tollbridge.wire.ready import Ready
 
 log = logging.getLogger("tollbridge.router")
 
+SHUTDOWN_TIMEOUT_S = 0.5  # for handlers that are still there when the door closes: draining has come before
 BACKLOG = 2048  # the default of 128 stalls bursts of connections by a second
 
 
@@ -78,7 +79,8 @@ async def listening(
     extensions: Sequence[Extension] = (),
     discovery: Discovery | None = None,
 ) -> AsyncIterator[str]:
-    """Serve in the background and yield the router's URL; on leaving stop accepting and let running requests finish.
+    """Serve in the background and yield the router's URL; on leaving let running requests finish, refuse others (503),
+    and only then close the door.
 
     Raises ConfigError or StartupError when it cannot start.
     """
@@ -87,7 +89,7 @@ async def listening(
     runner = web.AppRunner(
         make_app(context, extensions),
         handler_cancellation=True,  # otherwise a client that leaves never reaches the handler
-        shutdown_timeout=limits.drain_s,
+        shutdown_timeout=SHUTDOWN_TIMEOUT_S,
     )
     tls = _tls(router.tls)
     await runner.setup()
@@ -105,6 +107,8 @@ async def listening(
         async with _bound(connections, router, tls) as port:
             host = f"[{router.host}]" if ":" in router.host else router.host
             yield f"{'https' if tls else 'http'}://{host}:{port}"
+            if not await context.drain.run(limits.drain_s):
+                log.warning("stopping: %d requests did not end within %g s", len(context.active), limits.drain_s)
     finally:
         await runner.cleanup()
 

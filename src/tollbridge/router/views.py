@@ -28,13 +28,15 @@ def model(context: Context, name: str) -> web.Response:
 
 
 def health(context: Context) -> web.Response:
-    """Return 200 while at least one worker can serve."""
-    serving = context.roster.known.is_set() and any(worker.ready for worker in context.fleet)
+    """Return 200 while at least one worker can serve, and the router takes requests."""
+    draining = context.drain.has_begun
+    serving = not draining and context.roster.known.is_set() and any(worker.ready for worker in context.fleet)
     workers = {
         worker.name: {"ready": worker.ready, "suspect": context.fleet.is_suspect(worker), "detail": worker.why}
         for worker in context.fleet
     }
-    body = {"status": "ok" if serving else "unavailable", "workers": workers}
+    status = "draining" if draining else "ok" if serving else "unavailable"
+    body = {"status": status, "workers": workers}
     return json_answer(body, 200 if serving else 503)
 
 
@@ -106,6 +108,7 @@ def _worker(context: Context, worker: Worker) -> dict[str, Any]:
         "revision": worker.config.revision,
         "uid": worker.uid,
         "incarnation": worker.incarnation,
+        "num_returns": worker.num_returns,
         "models": [card.get("id") for card in worker.models],
         "num_prefills": worker.num_prefills,
         "num_decodes": worker.num_decodes,
