@@ -1,18 +1,14 @@
-"""The page in a real browser in front of a real stack: right figures, no complaint, keyboard, contrast, a dead worker.
+"""The page in a real browser in front of a real stack: right figures, no complaint, keyboard, contrast.
 
-One stack and one browser for all; the tests run in the order of the file, and the last one kills a worker.
+One stack and one browser for all; the tests run in the order of the file.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import threading
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -20,25 +16,14 @@ from playwright.sync_api import Browser, Page
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.browser import Watched, browsing
-from tests.support.stack import Process, Stack, get, post, running, tollbridge
+from tests.support.stack import Process, Stack, get, tollbridge
+from tests.ui.conftest import ask
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 KEY = "a-key-for-the-page"
 SERIOUS = ("serious", "critical")
 SIZES = {"wide": (1440, 900), "narrow": (390, 844)}
-
-
-@pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[Stack]:
-    """A stack that has served some requests, both ways."""
-    folder = tmp_path_factory.mktemp("ui")
-    with running(Stack(folder, str(tiny_model_dir), policy="adaptive")) as it:
-        for number in range(6):
-            ask(it, "split", [number + 5] * 200)
-            ask(it, "local", [number + 50] * 40)
-        ask(it, "local", [50] * 40)  # once more: some of it is in a prefix cache
-        yield it
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +44,6 @@ def watched(stack: Stack, browser: Browser) -> Iterator[Watched]:
 @pytest.fixture
 def page(watched: Watched) -> Page:
     return watched.page
-
-
-def ask(stack: Stack, policy: str, prompt: list[int], **more: object) -> None:
-    body = {"prompt": prompt, "max_tokens": 8, "stream": True, "ignore_eos": True, **more}
-    answer = post(stack.url + "/v1/completions", body, headers={"x-tollbridge-policy": policy})
-    assert answer.status == 200, answer.raw
 
 
 def metric(stack: Stack, name: str, **labels: str) -> float:
@@ -285,21 +264,3 @@ def test_the_page_asks_for_a_key_and_keeps_it_in_its_tab(stack: Stack, browser: 
 
 def test_nothing_was_complained_about(watched: Watched) -> None:
     assert watched.complaints == []
-
-
-def test_a_worker_that_is_killed_is_told_within_three_seconds(stack: Stack, page: Page) -> None:
-    os.kill(stack.processes["p0"].ready["pid"], signal.SIGKILL)
-    begun_s = time.monotonic()
-    page.wait_for_selector(".alerts li[data-code=no_ready_prefill]", timeout=3000)
-    took_s = time.monotonic() - begun_s
-    assert took_s < 3.0
-    said = page.locator("#alerts").inner_text()
-    assert "No ready prefill worker: everything runs local." in said
-    assert "p0 is not ready." in said
-    assert page.locator(".box.down").count() == 1
-
-
-def test_a_router_that_is_gone_is_told(stack: Stack, page: Page) -> None:
-    stack.processes["router"].popen.kill()
-    page.wait_for_selector("#live[data-state=lost]")
-    assert page.locator("#live").inner_text() == "no answer from the router"

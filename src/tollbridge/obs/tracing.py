@@ -1,22 +1,42 @@
 """Traces of requests across router and workers, by OpenTelemetry where it is installed and asked for.
 
 Which implementation is used is chosen once, at start. Without one nothing is recorded, and the client's `traceparent`
-goes to the workers as it came; with one the workers get the span of their own leg, so that a vLLM that traces itself
-hangs its spans below it. Attributes never hold prompts, outputs or keys.
+goes to the workers as it came; with one the workers get the span of their own leg and hang theirs below it: the
+embedded worker tells the past of a request when it has ended, a vLLM traces itself. Attributes never hold prompts,
+outputs or keys.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import tollbridge
 from tollbridge.errors import StartupError
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+HEADERS = ("traceparent", "tracestate")
 Value = str | int | float | bool
+_HARMLESS = re.compile(r"[\x20-\x7e]{1,512}")
+
+
+def trace_of(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return what the headers of a request say of the trace that it is part of."""
+    given = {name: headers.get(name, "") for name in HEADERS}
+    return {name: value for name, value in given.items() if _HARMLESS.fullmatch(value)}
+
+
+class Past(NamedTuple):
+    """One step of a request that has ended. Times are Unix seconds."""
+
+    name: str
+    start: float
+    end: float
+    attributes: Mapping[str, Value | None] = {}
+    error: str = ""
 
 
 class Span(Protocol):
@@ -43,6 +63,10 @@ class Trace(Protocol):
 class Tracer(Protocol):
     def begin(self, headers: Mapping[str, str]) -> Trace:
         """Start the trace of a request that came with `headers`."""
+        ...
+
+    def tell(self, headers: Mapping[str, str], whole: Past, steps: Sequence[Past]) -> None:
+        """Record a request that came with `headers` and has ended, and its steps."""
         ...
 
     def close(self) -> None:
@@ -76,6 +100,9 @@ class NoTracer:
     def begin(self, headers: Mapping[str, str]) -> NoTrace:
         return NoTrace(headers)
 
+    def tell(self, headers: Mapping[str, str], whole: Past, steps: Sequence[Past]) -> None:
+        return
+
     def close(self) -> None:
         return
 
@@ -85,7 +112,7 @@ class OtelTracer:
 
     def __init__(self, provider: Any) -> None:
         self._provider = provider
-        self._tracer = provider.get_tracer("tollbridge.router", tollbridge.__version__)
+        self._tracer = provider.get_tracer("tollbridge", tollbridge.__version__)
 
     def begin(self, headers: Mapping[str, str]) -> _OtelTrace:
         from opentelemetry.trace import SpanKind
@@ -93,6 +120,23 @@ class OtelTracer:
 
         parent = TraceContextTextMapPropagator().extract(headers)
         return _OtelTrace(self._tracer, self._tracer.start_span("request", context=parent, kind=SpanKind.SERVER))
+
+    def tell(self, headers: Mapping[str, str], whole: Past, steps: Sequence[Past]) -> None:
+        from opentelemetry.trace import SpanKind, set_span_in_context
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        root = self._past(whole, TraceContextTextMapPropagator().extract(headers), SpanKind.SERVER)
+        below = set_span_in_context(root)
+        for step in steps:
+            self._past(step, below, SpanKind.INTERNAL)
+
+    def _past(self, past: Past, context: Any, kind: Any) -> Any:
+        span = self._tracer.start_span(past.name, context=context, kind=kind, start_time=int(past.start * 1e9))
+        _set(span, past.attributes)
+        if past.error:
+            _fail(span, past.error)
+        span.end(end_time=int(max(past.end, past.start) * 1e9))
+        return span
 
     def close(self) -> None:
         self._provider.shutdown()
@@ -144,10 +188,11 @@ class _OtelSpan:
         _set(self._span, attributes)
 
 
-def make_tracer(environment: Mapping[str, str] | None = None) -> Tracer:
+def make_tracer(environment: Mapping[str, str] | None = None, *, service: str = "tollbridge-router") -> Tracer:
     """Return a tracer that sends to the endpoint of OpenTelemetry's own variables, one that does nothing without them.
 
-    StartupError when they are set and the packages are missing.
+    `service` is who we are; OTEL_SERVICE_NAME may say otherwise. StartupError when they are set and the packages are
+    missing.
     """
     given = os.environ if environment is None else environment
     if not any(given.get(name) for name in ENDPOINTS):
@@ -161,7 +206,8 @@ def make_tracer(environment: Mapping[str, str] | None = None) -> Tracer:
         raise StartupError(
             f"{ENDPOINTS[1]} is set, but OpenTelemetry is not installed: pip install 'tollbridge[otel]'."
         ) from None
-    provider = TracerProvider(resource=Resource.create({"service.name": "tollbridge-router"}))
+    name = given.get("OTEL_SERVICE_NAME") or service
+    provider = TracerProvider(resource=Resource.create({"service.name": name}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     return OtelTracer(provider)
 

@@ -17,7 +17,7 @@ from tollbridge.cost.model import CostModel
 from tollbridge.discovery.base import Discovery
 from tollbridge.discovery.make import make_discovery
 from tollbridge.errors import TollbridgeError
-from tollbridge.obs.tracing import NoTracer, Tracer
+from tollbridge.obs.tracing import NoTracer, Tracer, trace_of
 from tollbridge.policy import registry
 from tollbridge.router import fanout, forward, ingress, openapi, views
 from tollbridge.router.admission import Admission
@@ -165,7 +165,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
     with context.name(request[REQUEST_ID]) as request_id:
         request[REQUEST_ID] = request_id
         async with AsyncExitStack() as stack:
-            trace = context.tracer.begin(ingress.trace_of(request))
+            trace = context.tracer.begin(trace_of(request.headers))
             try:
                 with trace.span("admission", id=request_id, tenant=request[TENANT]):
                     call = await ingress.read(request, context.config.router, request_id, context.bodies)

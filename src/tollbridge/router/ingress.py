@@ -17,6 +17,7 @@ from aiohttp import web
 
 from tollbridge.config.cluster import RouterConfig
 from tollbridge.errors import RequestError
+from tollbridge.obs.tracing import trace_of
 from tollbridge.policy import registry
 from tollbridge.wire.bodies import Bodies
 
@@ -26,7 +27,6 @@ TIMEOUT_HEADER = "x-request-timeout"  # seconds
 MAX_PRIORITY = 100
 MAX_TIMEOUT_S = 86_400.0
 SESSION_HEADER = "x-session-id"
-FORWARDED = ("traceparent", "tracestate")  # the only client headers that a worker sees
 GENERATE = "/inference/v1/generate"  # vLLM's: token ids in, token ids out
 PROMPT_FIELD = {"/v1/completions": "prompt", "/v1/chat/completions": "messages", GENERATE: "token_ids"}
 
@@ -34,7 +34,6 @@ Body = dict[str, msgspec.Raw]
 
 _MAX_SESSION = 256  # characters
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_TRACE = re.compile(r"[\x20-\x7e]{1,512}")
 _BODY = msgspec.json.Decoder(Body)
 
 
@@ -88,7 +87,7 @@ async def read(request: web.Request, config: RouterConfig, request_id: str, bodi
         model=head.model,
         stream=bool(head.stream),
         override=override,
-        trace=trace_of(request),
+        trace=trace_of(request.headers),  # the only headers of the client that a worker sees
         priority=priority,
         timeout_s=timeout_s,
         session=_session(request, body),
@@ -126,12 +125,6 @@ def _timeout_s(request: web.Request, config: RouterConfig) -> float | None:
             f"{TIMEOUT_HEADER} must be a number of seconds above 0, at most {MAX_TIMEOUT_S:g}.", param=TIMEOUT_HEADER
         )
     return min(float(given), config.request_timeout_s or MAX_TIMEOUT_S)
-
-
-def trace_of(request: web.Request) -> dict[str, str]:
-    """Return what the client says of the trace that it is part of."""
-    given = {name: request.headers.get(name, "") for name in FORWARDED}
-    return {name: value for name, value in given.items() if _TRACE.fullmatch(value)}
 
 
 def parse_body(raw: bytes) -> Body:

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from tollbridge.engine.base import Structure, Tokenizer
 from tollbridge.errors import RequestError
+from tollbridge.obs.tracing import trace_of
 from tollbridge.wire.bodies import Bodies
 from tollbridge.wire.openai import ChatCompletionRequest, CompletionRequest
 from tollbridge.wire.params import TransferParams
@@ -98,6 +99,7 @@ async def _job(
         wants_report=transfer is not None or http.headers.get(REPORT_HEADER) == "1",
         created=int(door.clock.wall()),
         arrival_s=arrival_s,
+        trace=trace_of(http.headers),
     )
 
 

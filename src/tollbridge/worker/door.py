@@ -11,6 +11,7 @@ from tollbridge.clock import Clock
 from tollbridge.engine.base import Engine
 from tollbridge.errors import ModelNotFoundError, OverloadedError, UnavailableError
 from tollbridge.obs.metrics import WorkerMetrics
+from tollbridge.obs.tracing import NoTracer, Tracer
 from tollbridge.transfer.base import TransferStatistics
 from tollbridge.wire.bodies import Bodies
 from tollbridge.worker.bridge import Bridge
@@ -62,6 +63,7 @@ class Door:
     bridge: Bridge
     transfers: Callable[[], dict[str, TransferStatistics]] = _no_transfers  # by side: "send", "receive"
     started_s: int = 0  # Unix seconds
+    tracer: Tracer = field(default_factory=NoTracer)
     draining: bool = False
     engine_stopped: bool = False  # it refused a request because it had stopped
     num_open: int = 0

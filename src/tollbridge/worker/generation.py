@@ -21,6 +21,7 @@ from tollbridge.wire.params import WorkerReport
 from tollbridge.worker.bridge import Timed
 from tollbridge.worker.door import Door
 from tollbridge.worker.job import Branch, Job
+from tollbridge.worker.past import tell
 
 log = logging.getLogger("tollbridge.worker")
 
@@ -163,6 +164,7 @@ def _account(door: Door, generation: Generation) -> None:
     lead = branches[0].ending if branches else None
     report = lead.report if lead else None
     transfer = report.transfer if report else None
+    tell(door, job, branches, outcome, generation.error)
     request_line(
         log,
         request=job.id,

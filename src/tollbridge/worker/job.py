@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tollbridge.engine.base import SamplingParams
@@ -43,6 +44,7 @@ class Job:
     wants_report: bool
     created: int  # Unix seconds
     arrival_s: float  # monotonic seconds
+    trace: Mapping[str, str] = field(default_factory=dict)  # of the router's leg, or the client's own
 
     @property
     def role(self) -> Role | Literal["local"]:

@@ -24,6 +24,7 @@ from tollbridge.engine.base import Engine
 from tollbridge.errors import StartupError
 from tollbridge.obs import logs
 from tollbridge.obs.metrics import WorkerMetrics
+from tollbridge.obs.tracing import NoTracer, Tracer, make_tracer
 from tollbridge.transfer.base import TransferStatistics
 from tollbridge.wire.ready import Ready
 from tollbridge.worker.app import Server, build_app, listen
@@ -106,7 +107,8 @@ async def serve_until_signal(
         events=events.endpoint if events else None,
         replay=events.replay_endpoint if events else None,
     )
-    door = make_door(cluster, engine, identity, secret, clock, media.statistics if media else dict)
+    tracer = make_tracer(service="tollbridge-worker")
+    door = make_door(cluster, engine, identity, secret, clock, media.statistics if media else dict, tracer)
     try:
         address = parse_address(worker.url, scheme="http://")
         server = await listen(build_app(door, events), door.limits, address.host, address.port)
@@ -114,6 +116,7 @@ async def serve_until_signal(
         await stop.first.wait()
         await _end(door, server, stop.second)
     finally:
+        await asyncio.to_thread(tracer.close)
         door.prompts.close()
         if events is not None:
             events.close()
@@ -126,6 +129,7 @@ def make_door(
     secret: bytes | None,
     clock: Clock,
     transfers: Callable[[], dict[str, TransferStatistics]],
+    tracer: Tracer | None = None,
 ) -> Door:
     """Return the door over `engine`, with its metrics; call it on the event loop that will serve."""
     metrics = WorkerMetrics(engine.info.name)
@@ -144,6 +148,7 @@ def make_door(
         bridge=Bridge(asyncio.get_running_loop(), clock),
         transfers=transfers,
         started_s=int(clock.wall()),
+        tracer=tracer or NoTracer(),
     )
 
 
