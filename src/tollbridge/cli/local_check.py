@@ -100,7 +100,7 @@ async def _run(
     begun_s = time.monotonic()
     async with AsyncExitStack() as stack, aiohttp.ClientSession() as session:
         running = [await stack.enter_async_context(_process(each.name, each.argv, each.environ)) for each in workers]
-        interrupts.on_second = lambda: [process.kill() for process in running] and None
+        interrupts.on_second = partial(_kill, running)
         async with asyncio.TaskGroup() as group:
             for worker, process in zip(workers, running, strict=True):
                 group.create_task(_until_healthy(session, worker, process))
@@ -125,6 +125,11 @@ async def _process(name: str, argv: list[str], environ: dict[str, str]) -> Async
         yield process
     finally:
         await process.stop(STOP_S)
+
+
+def _kill(running: list[ManagedProcess]) -> None:
+    for process in running:
+        process.kill()
 
 
 def _show(name: str, line: str) -> None:
