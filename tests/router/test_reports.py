@@ -120,6 +120,20 @@ vllm:tollbridge_waiting_prefill_tokens{{engine="0"}} 700.0
     assert (told.pinned_tokens, told.pinned_full, told.waiting_prefill_tokens) == (16 * pinned, full, 700)
 
 
+def test_our_connector_says_once_what_a_token_weighs_and_what_a_step_takes() -> None:
+    text = """vllm:num_requests_running{engine="0"} 1.0
+vllm:tollbridge_kv_bytes_per_token{engine="0"} 2048.0
+vllm:tollbridge_kv_bytes_per_token{engine="1"} 2048.0
+vllm:tollbridge_max_num_batched_tokens{engine="0"} 500.0
+"""
+    told = from_metrics(text.encode(), known=Report())
+    assert told is not None
+    assert (told.kv_bytes_per_token, told.max_num_batched_tokens) == (2048.0, 500)
+    later = from_metrics(b'vllm:num_requests_running{engine="0"} 1.0\n', known=told)
+    assert later is not None
+    assert (later.kv_bytes_per_token, later.max_num_batched_tokens) == (2048.0, 500)
+
+
 def test_the_fake_engine_speaks_the_same_words() -> None:
     told = from_status({"engine": dataclasses.asdict(FakeEngine().statistics())})
     assert told is not None

@@ -152,6 +152,19 @@ async def test_metrics(pair: Pair) -> None:
     assert received > 0
 
 
+async def test_the_router_knows_what_a_token_weighs_and_what_a_step_takes(pair: Pair) -> None:
+    await pair.split(prompt(200, seed=12))  # vLLM's metrics begin with the first step
+    async with routed(pair) as (url, session):
+        while True:
+            async with session.get(url + "/fleet") as answer:
+                loads = [worker["load"] for worker in (await answer.json())["workers"]]
+            if all(load["kv_bytes_per_token"] for load in loads):
+                break
+    kappa = 4 * 2 * 2 * 32 * 4  # layers, heads, K and V, head size, float32
+    assert [load["kv_bytes_per_token"] for load in loads] == [kappa, kappa]
+    assert [load["max_num_batched_tokens"] for load in loads] == [CHUNK, CHUNK]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_router_splits_and_verifies(pair: Pair, stream: bool) -> None:
     """Forty prompts around block and chunk edges, eight at a time: every split equals local, and is verified."""

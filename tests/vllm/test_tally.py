@@ -48,6 +48,15 @@ def test_merge() -> None:
     assert total["recomputed_tokens"] == 6
 
 
+def test_a_gauge_is_reported_once() -> None:
+    counter = tally.Tally()
+    counter.note("kv_bytes_per_token", 2048.0)
+    data = counter.take()
+    assert data is not None
+    assert data["gauges"] == {"kv_bytes_per_token": 2048.0}
+    assert counter.take() is None
+
+
 def test_the_newest_gauge_counts() -> None:
     total, later = tally.empty(), tally.empty()
     total["gauges"] = {"pinned_blocks": 3, "waiting_prefill_tokens": 7}

@@ -22,6 +22,8 @@ _WANTED = (
     b"vllm:tollbridge_pinned_blocks",  # these are our connector's
     b"vllm:tollbridge_max_pinned_blocks",
     b"vllm:tollbridge_waiting_prefill_tokens",
+    b"vllm:tollbridge_kv_bytes_per_token",
+    b"vllm:tollbridge_max_num_batched_tokens",
 )
 
 
@@ -95,8 +97,9 @@ def from_metrics(text: bytes, *, known: Report) -> Report | None:
     waiting = "vllm:tollbridge_waiting_prefill_tokens"
     return Report(
         block_size=block,
-        kv_bytes_per_token=known.kv_bytes_per_token,
-        max_num_batched_tokens=known.max_num_batched_tokens,
+        kv_bytes_per_token=_most(samples, "vllm:tollbridge_kv_bytes_per_token") or known.kv_bytes_per_token,
+        max_num_batched_tokens=int(_most(samples, "vllm:tollbridge_max_num_batched_tokens"))
+        or known.max_num_batched_tokens,
         num_running=int(_sum(samples, "vllm:num_requests_running")),
         num_waiting=int(_sum(samples, "vllm:num_requests_waiting")),
         waiting_prefill_tokens=int(_sum(samples, waiting)) if any(each.name == waiting for each in samples) else None,
@@ -121,6 +124,11 @@ def _room(samples: Iterable[Sample]) -> tuple[int | None, int | None, int]:
             total += int(num_blocks) * block
             free += int(num_blocks) * block * (1 - usage.get(each.labels.get("engine"), 0.0))
     return (total, int(free), block) if total else (None, None, block)
+
+
+def _most(samples: Iterable[Sample], name: str) -> float:
+    """Return what each of the engines says of itself, 0 when none does."""
+    return max((each.value for each in samples if each.name == name), default=0.0)
 
 
 def _sum(samples: Iterable[Sample], name: str) -> float:

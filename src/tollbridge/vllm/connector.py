@@ -28,7 +28,7 @@ from tollbridge.transfer.tcp import TcpReceiver, TcpSender
 from tollbridge.vllm import installed, support, tally
 from tollbridge.vllm.admission import Admission
 from tollbridge.vllm.blocks import Pieces, block_memory
-from tollbridge.vllm.layout import read_layout
+from tollbridge.vllm.layout import CacheLayout, read_layout
 from tollbridge.vllm.orders import StepOrders
 from tollbridge.vllm.ready import AtOnce
 from tollbridge.vllm.scheduler import SchedulerSide
@@ -144,6 +144,7 @@ class TollbridgeConnector(base.KVConnectorBase_V1):
             ready=AtOnce(),
             tp_rank=rank,
         )
+        self._note_facts(layout)
         where = ":".join(map(str, sender.address)) if sender is not None else "no port (kv_consumer)"
         logger.info(
             "Tollbridge listens for KV on %s: %d layers, %d blocks of %d tokens, %d bytes per block and layer (%s).",
@@ -219,6 +220,13 @@ class TollbridgeConnector(base.KVConnectorBase_V1):
         return TollbridgePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # ── inside ──
+
+    def _note_facts(self, layout: CacheLayout) -> None:
+        """Let routers know what a token of KV weighs on the wire, all ranks together, and the budget of a step."""
+        config, tally_ = self._vllm_config, self._at_worker.tally
+        block_bytes = layout.block_bytes * len(layout.regions) * config.parallel_config.tensor_parallel_size
+        tally_.note("kv_bytes_per_token", block_bytes / config.cache_config.block_size)
+        tally_.note("max_num_batched_tokens", config.scheduler_config.max_num_batched_tokens)
 
     @property
     def _at_scheduler(self) -> SchedulerSide:

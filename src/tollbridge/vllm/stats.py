@@ -13,6 +13,8 @@ vllm:tollbridge_goodput_bytes_per_s                of the accepted loads of the 
 vllm:tollbridge_pinned_blocks                      held for finished sends that decode has not fetched
 vllm:tollbridge_max_pinned_blocks                  their bound: beyond it the newest unopened sends are given up
 vllm:tollbridge_waiting_prefill_tokens             prompt tokens of requests that have not begun to run
+vllm:tollbridge_kv_bytes_per_token                 KV of a token, all layers and ranks
+vllm:tollbridge_max_num_batched_tokens             token budget of a step
 """
 
 # vLLM is not installed where types are checked: its classes are Any.
@@ -88,6 +90,8 @@ class TollbridgePromMetrics(KVConnectorPromMetrics):
             "pinned_blocks": self._gauge("pinned_blocks", "KV blocks held for finished sends."),
             "max_pinned_blocks": self._gauge("max_pinned_blocks", "Pinned blocks beyond which sends are given up."),
             "waiting_prefill_tokens": self._gauge("waiting_prefill_tokens", "Prompt tokens of requests that wait."),
+            "kv_bytes_per_token": self._gauge("kv_bytes_per_token", "KV bytes of a token, all layers and ranks."),
+            "max_num_batched_tokens": self._gauge("max_num_batched_tokens", "Token budget of a step."),
         }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:

@@ -50,6 +50,10 @@ class Tally:
     def __init__(self) -> None:
         self._data = empty()
 
+    def note(self, name: str, value: float) -> None:
+        """Report a gauge once."""
+        self._data[GAUGES][name] = value
+
     def sent(self, end: TransferEnd) -> None:
         self._data["sent_bytes"] += end.wire_bytes
         self._outcome("send", end)
