@@ -116,6 +116,45 @@ def test_a_ttft_over_its_slo_is_never_split(model: str) -> None:
     assert "over the SLO" in verdict.why
 
 
+@given(st.floats(0.05, 40), st.sampled_from(["100 MB/s", "1 GB/s", "10 GB/s"]), st.integers(2, 8))
+def test_what_a_link_is_offered_for_ever_it_must_carry(
+    tmp_path_factory: pytest.TempPathFactory, rate: float, goodput: str, gpus: int
+) -> None:
+    """Requests x KV over the workers of the smaller role, beside the goodput: an own calculation."""
+    folder = tmp_path_factory.mktemp("m")
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    work = {"prompt_tokens": [2048, 4096], "output_tokens": 16, "concurrency": 64, "requests_per_s": rate}
+    link = {"name": "wire", "goodput": goodput}
+    found = make_plan(_input(str(folder), workload=work, links=[link], gpus=gpus)).links[0]
+    calm = make_plan(_input(str(folder), workload={**work, "requests_per_s": None}, links=[link], gpus=gpus)).links[0]
+    assert found.ratio is not None
+    for length, alone in zip(found.lengths, calm.lengths, strict=True):
+        kv = length.terms.prompt_tokens * KAPPA
+        offered = rate / 2 * kv / min(found.ratio.prefill, found.ratio.decode)
+        assert length.verdict.offered_bytes_per_s == pytest.approx(offered)
+        if offered >= found.link.high:
+            assert length.verdict.answer not in ("sometimes", "always")
+            assert "queue without end" in length.verdict.why
+        else:
+            assert length.verdict.answer == alone.verdict.answer
+        assert alone.verdict.offered_bytes_per_s == 0.0
+
+
+def test_a_saturated_link_is_named_with_what_would_do(model: str) -> None:
+    work = {"prompt_tokens": [4096], "output_tokens": 16, "concurrency": 64}
+    links = [{"name": "wire", "goodput": "1 GB/s"}]
+    calm = make_plan(_input(model, workload=work, links=links)).links[0]
+    assert calm.lengths[0].verdict.answer in ("sometimes", "always")
+    full = make_plan(_input(model, workload={**work, "requests_per_s": 6}, links=links)).links[0]
+    assert (full.lengths[0].verdict.answer, full.verdict.answer) == ("never", "do not split")
+    needed = 6 * 4096 * KAPPA
+    assert full.verdict.flips_at_bytes_per_s == pytest.approx(needed)
+    assert "more than wire carries" in full.verdict.why
+    enough = [{"name": "wire", "goodput": f"{1.01 * needed / 1e6:.3f} MB/s"}]
+    again = make_plan(_input(model, workload={**work, "requests_per_s": 6}, links=enough)).links[0]
+    assert again.lengths[0].verdict.answer in ("sometimes", "always")
+
+
 def test_chunking_is_named_where_it_is_enough(model: str) -> None:
     work = {"prompt_tokens": [8192], "concurrency": 2}
     plan = _input(model, links=[{"goodput": "50 MB/s"}], workload=work, slo={"itl_p99_s": 0.05})

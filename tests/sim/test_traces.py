@@ -58,6 +58,34 @@ def test_a_line_that_does_not_fit_is_named(kind: str, lines: list[str], where: s
         parse(lines, spec(kind))
 
 
+def test_quantities_are_written_as_elsewhere(tmp_path: Path) -> None:
+    file = tmp_path / "sim.yaml"
+    file.write_text(
+        "kv_bytes_per_token: 56 KiB\n"
+        "engine: {prefill: {alpha_s: 5 ms, beta_s_per_token: 70 us}}\n"
+        "network: {nic_bytes_per_s: 10 Gb/s, switch_bytes_per_s: 590 MiB/s, latency_s: 200 us}\n"
+        "workload: {rate_per_s: '4'}\n"
+        "failures: [{worker: w1, at_s: 1 s, down_s: 2500 ms}]\n"
+    )
+    scenario = read_scenario(file)
+    assert scenario.kv_bytes_per_token == 57_344
+    assert (scenario.engine.prefill.alpha_s, scenario.engine.prefill.beta_s_per_token) == (0.005, pytest.approx(7e-5))
+    assert (scenario.network.nic_bytes_per_s, scenario.network.switch_bytes_per_s) == (1.25e9, 590 * 2**20)
+    assert scenario.network.latency_s == pytest.approx(2e-4)
+    assert scenario.workload.rate_per_s == 4
+    assert scenario.failures[0].down_s == 2.5
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [("network: {nic_bytes_per_s: fast}", "nic_bytes_per_s"), ("duration_s: 5 GB", "duration_s")],
+)
+def test_a_text_that_is_no_quantity_is_named(tmp_path: Path, text: str, key: str) -> None:
+    (tmp_path / "sim.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=key):
+        read_scenario(tmp_path / "sim.yaml")
+
+
 def test_files_are_read_or_refused(tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text("\n".join(AZURE))
     file = tmp_path / "sim.yaml"

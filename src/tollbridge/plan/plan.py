@@ -98,24 +98,39 @@ def _on_link(given: PlanInput, kv: KVGeometry, engine: Engine, link: Link, lengt
         hop_s=seconds(given.hop, "hop"),
         num_layers=max(kv.num_layers, 1),
     )
-    made = []
-    for tokens in lengths:
-        terms = terms_of(setting, tokens, kv.bytes_at(tokens), int(work.cached_fraction * tokens))
-        made.append(Length(terms=terms, verdict=judge(setting, terms)))
-    break_even = [length.terms.break_even_bytes_per_s for length in made]
+    all_terms = [
+        terms_of(setting, tokens, kv.bytes_at(tokens), int(work.cached_fraction * tokens)) for tokens in lengths
+    ]
+    ratio = _ratio(given, setting, all_terms) if given.gpus > 1 else None
+    made = [
+        Length(terms=terms, verdict=judge(setting, terms, _offered(given, terms, ratio, len(lengths))))
+        for terms in all_terms
+    ]
+    break_even = [terms.break_even_bytes_per_s for terms in all_terms]
     return OnLink(
         link=link,
         break_even_bytes_per_s=(min(break_even), max(break_even)),
         lengths=made,
         verdict=conclude(setting, [(length.terms, length.verdict) for length in made]),
-        ratio=_ratio(given, setting, made) if given.gpus > 1 else None,
+        ratio=ratio,
     )
 
 
-def _ratio(given: PlanInput, setting: Setting, lengths: Sequence[Length]) -> Ratio:
+def _offered(given: PlanInput, terms: Terms, ratio: Ratio | None, num_lengths: int) -> float:
+    """Return the bytes/s that requests of one length put on the link of each worker of the smaller role.
+
+    All lengths are equally frequent. 0 without a rate: then `concurrency` bounds what is under way, and no queue grows.
+    """
+    rate = given.workload.requests_per_s
+    if rate is None or ratio is None:
+        return 0.0
+    return rate / num_lengths * terms.kv_bytes / min(ratio.prefill, ratio.decode)
+
+
+def _ratio(given: PlanInput, setting: Setting, lengths: Sequence[Terms]) -> Ratio:
     """Return the ratio for the mean of the lengths, at the given rate or the one that the concurrency allows."""
-    prefill_s = sum(length.terms.prefill_s for length in lengths) / len(lengths)
-    kv_bytes = sum(length.terms.kv_bytes for length in lengths) // len(lengths)
+    prefill_s = sum(terms.prefill_s for terms in lengths) / len(lengths)
+    kv_bytes = sum(terms.kv_bytes for terms in lengths) // len(lengths)
     work, engine = given.workload, setting.engine
     round_s = prefill_s + work.output_tokens * engine.decode_s(setting.load.streams_per_gpu)
     return ratio_of(

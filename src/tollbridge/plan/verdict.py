@@ -22,6 +22,7 @@ class LengthVerdict(msgspec.Struct, frozen=True, kw_only=True):
     chunk_tokens: int | None = None  # the longest chunk whose step keeps the gap within its SLO
     flips_at_bytes_per_s: float | None = None
     flips_with_streams_per_gpu: float | None = None  # on the link at hand: streams beside it for which it would pay
+    offered_bytes_per_s: float = 0.0  # on the busiest worker's link, if all requests of this length are split
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,8 +33,24 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     flips_at_bytes_per_s: float | None = None
 
 
-def judge(setting: Setting, terms: Terms) -> LengthVerdict:
-    """Return the verdict about one prompt length; on a tie the answer is not to split."""
+def judge(setting: Setting, terms: Terms, offered_bytes_per_s: float = 0.0) -> LengthVerdict:
+    """Return the verdict about one prompt length; on a tie the answer is not to split.
+
+    `offered_bytes_per_s` is what these requests put on one link in the long run, 0 when no rate is known. A link that
+    is offered more than it carries at its best has a queue that grows for ever, whatever one split would pay.
+    """
+    verdict = _judge_one(setting, terms)
+    if offered_bytes_per_s >= setting.link.high:
+        return _saturated(setting, verdict, offered_bytes_per_s)
+    if offered_bytes_per_s >= setting.link.low and verdict.answer == "always":
+        needed = show_rate(offered_bytes_per_s)
+        why = f"{verdict.why} But all of them need {needed}, which the link carries at times only."
+        verdict = msgspec.structs.replace(verdict, answer="sometimes", why=why)
+    return msgspec.structs.replace(verdict, offered_bytes_per_s=offered_bytes_per_s)
+
+
+def _judge_one(setting: Setting, terms: Terms) -> LengthVerdict:
+    """Return the verdict about a request that meets no others on the link."""
     slo = setting.slo
     chunk = longest_chunk(setting, terms.prompt_tokens)
     best_toll_s, worst_toll_s = terms.toll_s
@@ -97,9 +114,33 @@ def _never(setting: Setting, terms: Terms, chunk: int | None, *, missed: bool) -
     )
 
 
+def _saturated(setting: Setting, alone: LengthVerdict, offered_bytes_per_s: float) -> LengthVerdict:
+    why = (
+        f"Splitting all of them would put {show_rate(offered_bytes_per_s)} on a link that carries "
+        f"{show_rate(setting.link.high)} at best: transfers would queue without end."
+    )
+    paying = alone.answer in ("sometimes", "always")
+    flips = offered_bytes_per_s if paying else alone.flips_at_bytes_per_s
+    return msgspec.structs.replace(
+        alone,
+        answer="never" if paying else alone.answer,
+        why=why if paying else f"{alone.why} {why}",
+        flips_at_bytes_per_s=None if flips is None else max(flips, offered_bytes_per_s),
+        offered_bytes_per_s=offered_bytes_per_s,
+    )
+
+
 def _do_not_split(setting: Setting, lengths: Sequence[tuple[Terms, LengthVerdict]]) -> Verdict:
     flips = [verdict.flips_at_bytes_per_s for _, verdict in lengths if verdict.flips_at_bytes_per_s]
     break_even = [terms.break_even_bytes_per_s for terms, _ in lengths]
+    full = [verdict.offered_bytes_per_s for _, verdict in lengths if verdict.offered_bytes_per_s >= setting.link.high]
+    if len(full) == len(lengths):
+        return Verdict(
+            answer="do not split",
+            why=f"At the given rate the KV of any one length is more than {setting.link.name} carries, "
+            f"{show_rate(setting.link.high)} at best: it would take {show_rate(min(full))}.",
+            flips_at_bytes_per_s=min(flips) if flips else None,
+        )
     why = (
         f"At no length does a split spare others what it costs on {setting.link.name} "
         f"({show_rate(setting.link.low)} at least). The KV crosses a link as fast as it is computed from "

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import yaml
 
+from tollbridge.config.quantity import parse_bytes, parse_rate, parse_seconds
 from tollbridge.errors import ConfigError
 from tollbridge.sim.arrivals import Arrival
 from tollbridge.sim.scenario import Scenario, TraceSpec, check
 from tollbridge.sim.traces import parse
+
+_Parse = Callable[[str | float, str], float]
+_QUANTITIES: tuple[tuple[str, _Parse | None], ...] = (  # the first that fits
+    ("_bytes_per_s", parse_rate),
+    ("_bytes_per_token", parse_bytes),
+    ("_per_s", None),  # a number of requests
+    ("_s", parse_seconds),
+    ("_s_per_token", parse_seconds),
+)
 
 
 def read_scenario(path: Path) -> Scenario:
@@ -19,7 +31,7 @@ def read_scenario(path: Path) -> Scenario:
     The path of a trace is relative to the file.
     """
     try:
-        raw = yaml.safe_load(path.read_text()) or {}
+        raw = in_numbers(yaml.safe_load(path.read_text()) or {})
     except OSError as error:
         raise ConfigError(f"The scenario {path} cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -35,6 +47,21 @@ def read_scenario(path: Path) -> Scenario:
         scenario = msgspec.structs.replace(scenario, workload=workload)
     check(scenario)
     return scenario
+
+
+def in_numbers(value: Any, key: str = "") -> Any:
+    """Return a scenario with its quantities as numbers: a text under a key that ends in a unit, such as "10 Gb/s".
+
+    ConfigError naming the key when it is no such quantity.
+    """
+    if isinstance(value, dict):
+        return {name: in_numbers(inner, str(name)) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [in_numbers(inner, key) for inner in value]
+    if not isinstance(value, str):
+        return value
+    parse = next((parse for unit, parse in _QUANTITIES if key.endswith(unit)), None)
+    return value if parse is None else parse(value, key)
 
 
 def read_trace(spec: TraceSpec) -> list[Arrival]:
