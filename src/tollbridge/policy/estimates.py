@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from typing import NamedTuple
-from zlib import crc32
 
 from tollbridge.cost.engine import DEFAULT_BUDGET, num_steps
 from tollbridge.cost.model import DEFAULT_OUTPUT_TOKENS, CostModel
 from tollbridge.cost.toll import PIECES_PER_CHUNK, last_arrival_closed_s
+from tollbridge.policy.home import home_of
 from tollbridge.policy.pricing import Pricing
 from tollbridge.policy.views import FleetView, RequestView, WorkerView, prompt_tokens
 
@@ -93,7 +93,7 @@ class Estimator:
         self.output_tokens = max(1.0, min(bound, self.usual_output) if self.cost.output_tokens.num_values else bound)
         self._own_weight = min(4.0, max(0.25, 2.0**-request.priority))
         self._ttft_slo_s, self._tpot_slo_s = self.pricing.slo.ttft_s, self.pricing.slo.tpot_s
-        self._home = _home(request, fleet)
+        self._home = home_of(request, (worker for worker in fleet.ready() if worker.prefer != "prefill"))
         now_s = self.pricing.now_s
         self._arrivals_per_s = self.cost.arrivals.per_s(now_s) / max(1, len(fleet.workers))
         self._local_overhead_s = self.cost.local_overhead_s.value(0.0)
@@ -289,14 +289,6 @@ def _take_long_prompts(senders: list[WorkerView], ready: list[WorkerView], rate:
         num_pieces=PIECES_PER_CHUNK * num_steps(num_tokens, budget),
     )
     return max(compute_s, arrival_s) < WELL_WITHIN * pricing.slo.ttft_s
-
-
-def _home(request: RequestView, fleet: FleetView) -> str | None:
-    """Return the worker of a session: the same one as long as the fleet is the same (highest hash wins)."""
-    if request.session is None:
-        return None
-    names = [worker.name for worker in fleet.ready() if worker.prefer != "prefill"]
-    return max(names, key=lambda name: crc32(f"{request.session}\0{name}".encode()), default=None)
 
 
 def _nics(fleet: FleetView) -> dict[tuple[str, str], tuple[int, float]]:

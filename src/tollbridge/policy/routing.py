@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tollbridge.errors import UnavailableError
+from tollbridge.policy.home import home_of
 from tollbridge.policy.rules import Rule, least_loaded
 from tollbridge.policy.views import FleetView, RequestView, WorkerView
 from tollbridge.wire.decision import Decision
@@ -55,8 +56,11 @@ def kv_cost(request: RequestView, worker: WorkerView, weight: float = 1.0) -> fl
 
 
 def _cheapest(request: RequestView, fleet: FleetView, policy: str, *, weight: float) -> Decision:
-    def key(worker: WorkerView) -> tuple[float, int, int, str]:
-        return kv_cost(request, worker, weight), worker.num_in_flight, worker.num_served, worker.name
+    home = home_of(request, fleet.ready()) if policy == "kv-aware" else None  # Dynamo's rule is Dynamo's
+
+    def key(worker: WorkerView) -> tuple[float, bool, int, int, str]:
+        cost = kv_cost(request, worker, weight)
+        return cost, worker.name != home, worker.num_in_flight, worker.num_served, worker.name
 
     worker = _least(fleet, key)
     cost, cached = kv_cost(request, worker, weight), request.cached.get(worker.name, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tollbridge.errors import UnavailableError
+from tollbridge.policy.home import home_of
 from tollbridge.policy.views import FleetView, RequestView, WorkerView
 from tollbridge.wire.decision import Decision
 
@@ -95,9 +96,11 @@ def least_loaded(workers: Iterable[WorkerView], *, first: str | None, request: R
 
     With a `request` whose length is known, the one with the least prefill before it: what waits there, and what of
     the prompt it has not cached, in the prompt's own size, count as requests in flight do. A suspect comes last. Ties
-    go to a worker that prefers `first` (None: no matter), then to the one that served least.
+    go to the home of the request's session, then to a worker that prefers `first` (None: no matter), then to the one
+    that served least.
     """
-
+    workers = list(workers)
+    home = home_of(request, workers) if request is not None else None
     num_tokens = (request.prompt_tokens or 0) if request is not None else 0
 
     def load(worker: WorkerView) -> float:
@@ -106,10 +109,11 @@ def least_loaded(workers: Iterable[WorkerView], *, first: str | None, request: R
         uncached = max(0, num_tokens - request.cached.get(worker.name, 0))
         return worker.num_in_flight + (worker.waiting_prefill_tokens + uncached) / num_tokens
 
-    def rank(worker: WorkerView) -> tuple[bool, float, bool, int, str]:
+    def rank(worker: WorkerView) -> tuple[bool, float, bool, bool, int, str]:
         return (
             worker.suspect,
             load(worker),
+            worker.name != home,
             first is not None and worker.prefer != first,
             worker.num_served,
             worker.name,

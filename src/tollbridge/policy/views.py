@@ -86,6 +86,7 @@ class RequestView(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     cached: Mapping[str, int] = {}  # worker name -> leading prompt tokens in its prefix cache; absent: 0
     session: str | None = None  # requests of one session are better off on one worker
+    home: str | None = None  # the worker that served the session last
     priority: int = 0  # lower is served earlier, as vLLM has it
     unsplittable: str | None = None  # a reason code of `rules.NOT_SPLIT` when one transfer cannot carry it
 

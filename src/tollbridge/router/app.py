@@ -38,6 +38,7 @@ from tollbridge.router.metrics import RouterMetrics
 from tollbridge.router.outcome import Arrival
 from tollbridge.router.release import Releaser
 from tollbridge.router.roster import DiscoveryCollector, Roster
+from tollbridge.router.sessions import Sessions
 from tollbridge.router.tenants import Tenants
 from tollbridge.router.tokenizer import maybe_folder
 from tollbridge.router.tokens import Tokens
@@ -101,6 +102,7 @@ def make_context(
         feeder=feeder,
         tokens=tokens,
         releaser=Releaser(upstream),
+        sessions=Sessions(lasts_s=limits.expect_alone_s),
         decisions=Decisions(limits.num_decisions),
         metrics=metrics,
         learner=learner,

@@ -24,6 +24,7 @@ from tollbridge.router.limits import Limits
 from tollbridge.router.metrics import RouterMetrics
 from tollbridge.router.release import Releaser
 from tollbridge.router.roster import Roster
+from tollbridge.router.sessions import Sessions
 from tollbridge.router.tenants import Tenants
 from tollbridge.router.tokens import Tokens
 from tollbridge.router.upstream import Upstream
@@ -43,6 +44,7 @@ class Context:
     feeder: IndexFeeder
     tokens: Tokens
     releaser: Releaser
+    sessions: Sessions
     decisions: Decisions
     metrics: RouterMetrics
     learner: Learner

@@ -44,7 +44,8 @@ async def decide_call(context: Context, call: Call) -> Decision:
     fleet = msgspec.structs.replace(fleet, pricing=context.learner.pricing())
     found = context.feeder.match(prompt.content) if prompt.content is not None else {}
     workers = [context.fleet[worker.name] for worker in fleet.workers]
-    request = request_view(call, prompt, cached_tokens(prompt, found, fleet), workers)
+    cached, home = _with_session(context, call, prompt, cached_tokens(prompt, found, fleet), workers)
+    request = request_view(call, prompt, cached, workers, home=home)
     decision = decide(request, fleet, router.policy, call.override, on_no_prefill=router.on_no_prefill)
     if prompt.content is not None:
         # hashing all of a long prompt takes longer than deciding: once the decision is under way
@@ -54,13 +55,34 @@ async def decide_call(context: Context, call: Call) -> Decision:
     )
 
 
+def _with_session(
+    context: Context, call: Call, prompt: Prompt, cached: Mapping[str, int], workers: Sequence[Worker]
+) -> tuple[Mapping[str, int], str | None]:
+    """Return what is cached where, with what the call's session adds, and the worker that served that last."""
+    seat = context.sessions.find(call.session, context.clock.monotonic())
+    worker = next((worker for worker in workers if worker.name == seat.worker), None) if seat is not None else None
+    if seat is None or worker is None:
+        return cached, None
+    found = cached.get(worker.name, 0)
+    if prompt.num_tokens is not None and not context.feeder.listens(worker):
+        found = seat.cached(found, prompt.num_tokens, worker.block_size)
+    return {**cached, worker.name: found}, worker.name
+
+
 def _note_sent(context: Context, decision: Decision, content: Content) -> None:
     for name in (decision.decode, decision.prefill):
         if name is not None:
             context.feeder.sent(context.fleet[name], content)
 
 
-def request_view(call: Call, prompt: Prompt, cached: Mapping[str, int], workers: Sequence[Worker] = ()) -> RequestView:
+def request_view(
+    call: Call,
+    prompt: Prompt,
+    cached: Mapping[str, int],
+    workers: Sequence[Worker] = (),
+    *,
+    home: str | None = None,
+) -> RequestView:
     """Return what a policy may know of the request; `workers` are those that may serve it."""
     return RequestView(
         id=call.id,
@@ -69,6 +91,7 @@ def request_view(call: Call, prompt: Prompt, cached: Mapping[str, int], workers:
         max_tokens=_maybe_int(call.body, "max_completion_tokens") or _maybe_int(call.sampling, "max_tokens"),
         cached=cached,
         session=call.session,
+        home=home,
         priority=call.priority or _maybe_int(call.body, "priority") or 0,
         unsplittable=_unsplittable(call) or _unsplittable_by(workers, call),
     )

@@ -44,6 +44,7 @@ class Outcome:
         self._notes: list[str] = []
         self._verdict: Verdict | None = None
         self._stream = call.stream
+        self._session, self._sessions = call.session, context.sessions
         self._ended = False
         self._num_prompt_tokens = 0  # of a continued stream
         self._num_kept = 0  # tokens that it had before the last worker went on
@@ -163,6 +164,7 @@ class Outcome:
         happened.error = " ".join(self._notes)
         self._count_tokens()
         self._judge_split()
+        self._note_session()
         happened.errors = dict(self._lesson.end(happened, self.decision))
         self._count()
         self._log()
@@ -185,6 +187,17 @@ class Outcome:
             kv_payload_bytes=report.transfer.payload_bytes if report and report.transfer else None,
             ttft_s=happened.ttft_s,
         )
+
+    def _note_session(self) -> None:
+        happened = self._happened
+        if self._session is not None and happened.status == "ok":
+            self._sessions.served(
+                self._session,
+                self.decision.decode,
+                prompt_tokens=happened.prompt_tokens,
+                completion_tokens=happened.completion_tokens,
+                now_s=self._clock.monotonic(),
+            )
 
     def _count_tokens(self) -> None:
         happened, report = self._happened, self._happened.decode_report
