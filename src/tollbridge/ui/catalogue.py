@@ -175,4 +175,6 @@ CONNECTOR = [
     _of_connector("pinned_blocks", "gauge", "KV blocks held for finished sends."),
     _of_connector("max_pinned_blocks", "gauge", "Pinned blocks beyond which sends are given up."),
     _of_connector("waiting_prefill_tokens", "gauge", "Prompt tokens of requests that wait."),
+    _of_connector("kv_bytes_per_token", "gauge", "KV bytes of a token, all layers and ranks."),
+    _of_connector("max_num_batched_tokens", "gauge", "Token budget of a step."),
 ]
