@@ -10,7 +10,7 @@ Filters keep every token as likely as the last one kept, so ties never depend on
 logits.
 
 Rows that only want the likeliest token are picked together, where the logits are. The others are brought to the host at
-once and drawn with numpy, which sorts a vocabulary twenty times faster than torch on CPUs.
+once and drawn one by one with numpy, which sorts a vocabulary twenty times faster than torch on CPUs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,12 @@ from tollbridge.engine.logprobs import token_logprobs
 from tollbridge.engine.ports import Sampled
 from tollbridge.engine.shaping import NEVER, mask_structure, shape
 
+Places = npt.NDArray[np.intp]
+
 MIN_TEMPERATURE = 0.01  # of draws by chance, as in vLLM: less overflows
 MASK_64 = (1 << 64) - 1
+FIRST_NUCLEUS = 256  # tokens of a nucleus that are looked at first
+RUN = 512  # tokens whose probabilities are summed up at once
 NOTHING_LEFT = "Nothing can be drawn: structure, bad_words, allowed_token_ids and logit_bias forbid every token."
 
 
@@ -45,6 +49,7 @@ class TokenSampler:
     """Implements `ports.Sampler`."""
 
     def __init__(self) -> None:
+        self._scratch = np.empty(0, dtype=np.float32)  # [vocab_size]; a fresh array each time costs as much as its use
         self._greedy_total = 0
         self._random_total = 0
 
@@ -54,14 +59,16 @@ class TokenSampler:
         assert isinstance(logits, torch.Tensor)
         if not draws:
             return Sampled([])
-        if rows is not None:
-            logits = logits[torch.tensor(rows, device=logits.device)]
-        sampled = Sampled(_best(logits), {}, {})
-        one_by_one = [index for index, draw in enumerate(draws) if _needs_row(draw)]
-        if one_by_one:
-            host = _on_host(logits, one_by_one)
+        places = range(len(draws)) if rows is None else rows
+        together = [index for index, draw in enumerate(draws) if not _needs_row(draw)]
+        sampled = Sampled([0] * len(draws), {}, {})
+        for index, token_id in zip(together, _best(_pick_rows(logits, [places[i] for i in together])), strict=True):
+            sampled.token_ids[index] = token_id
+        if len(together) < len(draws):
+            one_by_one = [index for index, draw in enumerate(draws) if _needs_row(draw)]
+            host = _pick_rows(logits, [places[i] for i in one_by_one]).cpu().numpy()
             for index, row in zip(one_by_one, host, strict=True):
-                _draw_into(sampled, index, row, draws[index])
+                self._draw_into(sampled, index, row, draws[index])
         num_greedy = sum(draw.is_greedy for draw in draws)
         self._greedy_total += num_greedy
         self._random_total += len(draws) - num_greedy
@@ -77,6 +84,32 @@ class TokenSampler:
     def statistics(self) -> SamplerStatistics:
         return SamplerStatistics(greedy_total=self._greedy_total, random_total=self._random_total)
 
+    def _draw_into(self, sampled: Sampled, index: int, row: Floats, draw: Draw) -> None:
+        """Draw one token from `row`, which is left as it is."""
+        scores = row
+        if draw.shapes:
+            row = row.copy() if draw.matcher is not None else row
+            mask_structure(row, draw)
+            scores = row.copy()
+            shape(scores, draw)
+        best = int(scores.argmax())
+        if np.isnan(scores[best]):
+            raise RuntimeError(f"the logits of rows [{index}] are not numbers")
+        if scores[best] == NEVER:
+            sampled.errors[index] = NOTHING_LEFT
+            return
+        if not draw.is_greedy:
+            number = uniform(draw.seed, draw.position)
+            best = _pick(scores, scores[best], draw.params, number, self._scratch_of(len(scores)))
+        sampled.token_ids[index] = best
+        if draw.params.logprobs is not None:
+            sampled.logprobs[index] = token_logprobs(row, best, draw.params.logprobs)
+
+    def _scratch_of(self, size: int) -> Floats:
+        if len(self._scratch) != size:
+            self._scratch = np.empty(size, dtype=np.float32)
+        return self._scratch
+
 
 def uniform(seed: int, position: int) -> float:
     """Return a number in [0, 1) that depends on `seed` and `position` only: two rounds of SplitMix64 (Steele 2014)."""
@@ -90,8 +123,17 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
+def _pick_rows(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    """Return `rows` of the logits, without a copy where they are all of them in order."""
+    if len(rows) == len(logits) and all(row == index for index, row in enumerate(rows)):
+        return logits
+    return logits[torch.tensor(rows, dtype=torch.int64, device=logits.device)]
+
+
 def _best(logits: torch.Tensor) -> list[int]:
     """Return the id of the largest logit of each row; RuntimeError for a row with NaN, which has no largest."""
+    if not len(logits):
+        return []
     if logits.device.type == "cpu":  # numpy's argmax is twenty times faster than torch's on a CPU
         host = logits.numpy()
         ids = host.argmax(-1)
@@ -109,46 +151,25 @@ def _needs_row(draw: Draw) -> bool:
     return not draw.is_greedy or draw.shapes or draw.params.logprobs is not None
 
 
-def _on_host(logits: torch.Tensor, rows: list[int]) -> list[Floats]:
-    if logits.device.type == "cpu":
-        array = logits.numpy()
-        return [array[row] for row in rows]
-    return list(logits[torch.tensor(rows, device=logits.device)].cpu().numpy())
+def _pick(logits: Floats, highest: np.float32, params: SamplingParams, number: float, scratch: Floats) -> int:
+    """Return the token at `number` (in [0, 1)) of the distribution that `logits` `[vocab_size]` and `params` make.
 
-
-def _draw_into(sampled: Sampled, index: int, row: Floats, draw: Draw) -> None:
-    """Draw one token from `row`, which is left as it is."""
-    scores = row
-    if draw.shapes:
-        row = row.copy() if draw.matcher is not None else row
-        mask_structure(row, draw)
-        scores = row.copy()
-        shape(scores, draw)
-        if scores.max() == NEVER:
-            sampled.errors[index] = NOTHING_LEFT
-            return
-    if not draw.is_greedy:
-        sampled.token_ids[index] = _pick(scores, draw.params, uniform(draw.seed, draw.position))
-    elif draw.shapes:
-        sampled.token_ids[index] = int(scores.argmax())
-    if draw.params.logprobs is not None:
-        sampled.logprobs[index] = token_logprobs(row, sampled.token_ids[index], draw.params.logprobs)
-
-
-def _pick(logits: Floats, params: SamplingParams, number: float) -> int:
-    """Return the token at `number` (in [0, 1)) of the distribution that `logits` `[vocab_size]` and `params` make."""
-    scores = (logits - logits.max()) / np.float32(max(params.temperature, MIN_TEMPERATURE))
+    `highest` is the largest logit; `scratch` is as long as the logits, and overwritten.
+    """
+    scores = np.subtract(logits, highest, out=scratch)
+    if params.temperature != 1.0:
+        scores /= np.float32(max(params.temperature, MIN_TEMPERATURE))
     candidates = _candidates(scores, params)
-    probs = np.exp(scores if candidates is None else scores[candidates])  # up to a factor
+    probs = np.exp(scores, out=scratch) if candidates is None else np.exp(scores[candidates])  # up to a factor
     if params.top_p < 1.0:
-        probs[probs < _nucleus_threshold(probs, params.top_p)] = 0.0
-    cumulative = probs.cumsum(dtype=np.float64)
-    # the first token whose sum exceeds the target; never past the end, as number < 1
-    pick = int(cumulative.searchsorted(number * cumulative[-1], side="right"))
+        kept = np.flatnonzero(probs >= _nucleus_threshold(probs, params.top_p))
+        candidates = kept if candidates is None else candidates[kept]
+        probs = probs[kept]
+    pick = _at(probs, number)
     return pick if candidates is None else int(candidates[pick])
 
 
-def _candidates(scores: Floats, params: SamplingParams) -> npt.NDArray[np.intp] | None:
+def _candidates(scores: Floats, params: SamplingParams) -> Places | None:
     """Return the tokens that min-p and top-k leave, in vocabulary order; None for all."""
     border = np.float32(np.log(params.min_p)) if params.min_p > 0 else NEVER
     if 0 < params.top_k < len(scores):
@@ -159,11 +180,37 @@ def _candidates(scores: Floats, params: SamplingParams) -> npt.NDArray[np.intp] 
 
 def _nucleus_threshold(probs: Floats, top_p: float) -> np.float32:
     """Return the probability of the last token in the smallest set of likeliest ones whose share reaches `top_p`."""
-    total = probs.sum(dtype=np.float64)
-    # All below this together are less than the share that may be left out, so the nucleus is among the others.
-    likely = probs[probs >= total * (1.0 - top_p) / len(probs)]
-    falling = np.sort(likely)[::-1]
-    cumulative = falling.cumsum(dtype=np.float64)
-    place = min(int(cumulative.searchsorted(top_p * total)), len(falling) - 1)
-    threshold: np.float32 = falling[place]
+    share = top_p * probs.sum(dtype=np.float64)
+    falling = np.sort(_likeliest(probs, share))[::-1]
+    place = int(falling.cumsum(dtype=np.float64).searchsorted(share))
+    threshold: np.float32 = falling[min(place, len(falling) - 1)]
     return threshold
+
+
+def _likeliest(probs: Floats, share: float) -> Floats:
+    """Return some of the likeliest probabilities that together reach `share`: few, as a rule, and quickly found."""
+    size = FIRST_NUCLEUS
+    while size < len(probs):
+        place = len(probs) - size
+        top = np.partition(probs, place)[place:]
+        if top.sum(dtype=np.float64) >= share:
+            return top
+        size *= 8
+    return probs
+
+
+def _at(probs: Floats, number: float) -> int:
+    """Return the place at which the running sum of `probs` passes the share `number` (in [0, 1)) of all.
+
+    First the run of places, by the sums of runs, then the place in it: a running sum of all costs as much as the rest.
+    """
+    num_runs = len(probs) // RUN
+    sums = np.append(probs[: num_runs * RUN].reshape(num_runs, RUN).sum(axis=1), probs[num_runs * RUN :].sum())
+    running = sums.cumsum(dtype=np.float64)
+    target = number * running[-1]
+    run = int(running.searchsorted(target, side="right"))
+    before = running[run - 1] if run else 0.0
+    part = probs[run * RUN : (run + 1) * RUN]
+    place = int(part.cumsum(dtype=np.float64).searchsorted(target - before, side="right"))
+    # two sums of the same numbers may differ in the last digit: then it is the last token that can be drawn
+    return run * RUN + (place if place < len(part) else int(np.flatnonzero(part)[-1]))
