@@ -2,8 +2,8 @@
 
 SmolLM2 on the CPU with 16 sequences that decode; the clock runs from the begin of a step to when all sinks have been
 called, and the model's share is the time in transformers' module, attention and KV cache included. So what counts as
-overhead is scheduling, laying out the step, sampling, detokenising, stop strings and handing over. Four mixes: greedy; by
-chance over the whole vocabulary; with top-p; with everything (penalties, min-p, top-k, top-p, bias, logprobs).
+overhead is scheduling, laying out the step, sampling, detokenising, stop strings and handing over. Four mixes: greedy;
+by chance over the whole vocabulary; with top-p; with everything (penalties, min-p, top-k, top-p, bias, logprobs).
 The bound holds for the first three; the last is stated.
 """
 

@@ -130,6 +130,20 @@ def test_what_cannot_be_followed_is_refused(engine: EmbeddedEngine, structure: S
     assert len(refusal.value.message) < 400
 
 
+def test_what_was_compiled_is_kept(engine: EmbeddedEngine) -> None:
+    structures = engine._structures
+    assert structures is not None
+    structure = Structure("regex", "kept[0-9]")
+    before = structures.statistics()
+    for _ in range(3):
+        engine.check_structure(structure)
+        say(engine, structure)
+    after = structures.statistics()
+    assert after.compiled_total == before.compiled_total + 1
+    assert after.started_total == before.started_total + 3
+    assert after.num_compiled <= 64
+
+
 def test_without_the_library(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     from tollbridge.engine.tokenizer import ModelTokenizer

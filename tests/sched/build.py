@@ -13,7 +13,9 @@ from tollbridge.sched.sequence import TokenSequence
 BLOCK_SIZE = 4
 
 
-def make_sequence(name: str, prompt: Sequence[int], *, remote: bool = False, awaited: bool = False) -> TokenSequence:
+def make_sequence(
+    name: str, prompt: Sequence[int], *, remote: bool = False, awaited: bool = False, priority: int = 0
+) -> TokenSequence:
     return TokenSequence(
         request_id=name,
         token_ids=list(prompt),
@@ -21,6 +23,7 @@ def make_sequence(name: str, prompt: Sequence[int], *, remote: bool = False, awa
         chain=HashChain(BLOCK_SIZE),
         remote=remote,
         awaited=awaited,
+        priority=priority,
     )
 
 
@@ -49,10 +52,11 @@ def add(
     start: int | None = None,
     remote: bool = False,
     awaited: bool = False,
+    priority: int = 0,
 ) -> TokenSequence:
     """Add a sequence; without `start`, one whose prompt shares no prefix with another name's."""
     first = crc32(name.encode()) % 10_000 * 100 if start is None else start
-    sequence = make_sequence(name, range(first, first + length), remote=remote, awaited=awaited)
+    sequence = make_sequence(name, range(first, first + length), remote=remote, awaited=awaited, priority=priority)
     scheduler.add(sequence)
     return sequence
 

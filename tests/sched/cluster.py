@@ -137,7 +137,8 @@ class Cluster:
     ) -> None:
         self._count += 1
         worker.scheduler.check_fits(len(prompt), max_tokens)
-        sequence = make_sequence(f"s{self._count}", prompt, remote=remote, awaited=awaited)
+        priority = self._count % 3  # any order will do
+        sequence = make_sequence(f"s{self._count}", prompt, remote=remote, awaited=awaited, priority=priority)
         worker.scheduler.add(sequence)
         worker.limits[sequence] = len(prompt) + max_tokens
         if transfer is not None:

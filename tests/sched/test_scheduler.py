@@ -4,6 +4,7 @@ import pytest
 
 from tests.sched.build import BLOCK_SIZE, add, make_scheduler, shape, step
 from tollbridge.errors import ContextLengthError
+from tollbridge.sched.scheduler import Schedule, Scheduler
 from tollbridge.sched.sequence import State, TokenSequence
 from tollbridge.sched.waiting import MAX_OVERTAKES
 
@@ -281,3 +282,34 @@ def _computed(scheduler: object, name: str, length: int) -> TokenSequence:
     sequence = add(scheduler, name, length, start=0)  # type: ignore[arg-type]
     step(scheduler)  # type: ignore[arg-type]
     return sequence
+
+
+def test_who_has_the_higher_priority_is_admitted_first_and_preempted_last() -> None:
+    scheduler = make_scheduler(num_blocks=6, max_num_batched_tokens=8, max_num_seqs=3)
+    low, high = add(scheduler, "low", 8, priority=1), add(scheduler, "high", 8, priority=-1)
+    assert shape(step(scheduler)) == [("high", 0, 8)]
+    step(scheduler)
+    assert (low.state, high.state) == (State.RUNNING, State.RUNNING)
+    preempted = []
+    for _ in range(9):
+        preempted += step(scheduler).preempted
+    assert preempted == [low], "the older one, but less urgent"
+
+
+def test_a_prompt_to_be_scored_takes_nothing_from_the_cache() -> None:
+    scheduler = make_scheduler()
+    first = add(scheduler, "first", 9, start=0)
+    step(scheduler)
+    scheduler.finish(first)
+    scored = add(scheduler, "scored", 9, start=0)
+    scored.scores_prompt = True
+    (chunk,) = step(scheduler).plan.chunks  # type: ignore[union-attr]
+    assert (chunk.first_token, chunk.all_logits, chunk.num_rows) == (0, True, 9)
+    scheduler.finish(scored)
+    assert shape(step_of(scheduler, add(scheduler, "plain", 9, start=0))) == [("plain", 8, 1)]
+
+
+def step_of(scheduler: Scheduler, sequence: TokenSequence) -> Schedule:
+    schedule = step(scheduler)
+    assert sequence.state is State.RUNNING
+    return schedule

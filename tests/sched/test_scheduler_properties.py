@@ -31,11 +31,16 @@ class Traffic(RuleBasedStateMachine):
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=24),
         max_tokens=st.integers(1, 16),
         role=st.sampled_from(["local", "remote", "awaited"]),
+        priority=st.integers(-1, 1),
+        scores_prompt=st.booleans(),
     )
-    def add(self, prompt: list[int], max_tokens: int, role: str) -> None:
+    def add(self, prompt: list[int], max_tokens: int, role: str, priority: int, scores_prompt: bool) -> None:
         self.count += 1
         self.scheduler.check_fits(len(prompt), max_tokens)
-        sequence = make_sequence(f"s{self.count}", prompt, remote=role == "remote", awaited=role == "awaited")
+        sequence = make_sequence(
+            f"s{self.count}", prompt, remote=role == "remote", awaited=role == "awaited", priority=priority
+        )
+        sequence.scores_prompt = scores_prompt and role == "local"
         self.scheduler.add(sequence)
         self.limits[sequence] = len(prompt) + max_tokens
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from tests.sched.build import make_sequence
 from tollbridge.sched.sequence import TokenSequence
-from tollbridge.sched.waiting import MAX_OVERTAKES, WaitingQueues
+from tollbridge.sched.waiting import MAX_OVERTAKES, MAX_PASSED, WaitingQueues
 
 
 def queues_of(*names: str) -> WaitingQueues:
@@ -71,3 +71,39 @@ def test_who_comes_back_goes_before_later_ones() -> None:
     queues.push(first)
     assert [sequence.request_id for sequence in queues] == ["l0", "l1", "l2"]
     assert first.num_overtakes == 0
+
+
+def push(queues: WaitingQueues, name: str, order: int, priority: int) -> TokenSequence:
+    sequence = make_sequence(name, [1], priority=priority)
+    sequence.order = order
+    queues.push(sequence)
+    return sequence
+
+
+def test_priority_goes_before_arrival() -> None:
+    queues = WaitingQueues()
+    for order, priority in enumerate([0, 5, -1, 0]):
+        push(queues, f"{priority}/{order}", order, priority)
+    assert place(queues, "0/0", "5/1", "-1/2", "0/3") == ["-1/2", "0/0", "0/3", "5/1"]
+
+
+def test_a_low_priority_is_late_not_never() -> None:
+    queues, served = WaitingQueues(), 0
+    push(queues, "patient", 0, 9)
+    while True:
+        name = f"urgent{served}"
+        push(queues, name, served + 1, 0)
+        if "patient" in place(queues, name):  # it would not fit: nobody else may go either
+            raise AssertionError
+        if len(queues) == 2:
+            break
+        served += 1
+    assert served == MAX_PASSED
+    assert place(queues, "patient", f"urgent{served}") == ["patient", f"urgent{served}"]
+
+
+def test_the_older_ones_of_a_queue_do_not_count_each_other() -> None:
+    queues = WaitingQueues()
+    old, young = push(queues, "old", 0, 0), push(queues, "young", 1, 3)
+    assert place(queues, "old") == ["old"]
+    assert (old.num_passed, young.num_passed) == (0, 0)

@@ -81,6 +81,7 @@ class Draw:
         self.seed = seed & SEED_MASK
         self.position = len(prompt)  # in the sequence, of the next token
         self.num_drawn = 0
+        self._num_continued = num_continued
         self.matcher = matcher
         self.is_greedy = params.temperature < GREEDY_BELOW
         self.end_ids = np.array(sorted({*end_ids, *params.stop_token_ids}), dtype=np.int64)
@@ -119,6 +120,17 @@ class Draw:
         if self.output is not None:
             self.output.append(token_id)
         return self.matcher.take(token_id) if self.matcher is not None else ""
+
+    def check(self, tokens: Sequence[int]) -> None:
+        """Raise AssertionError unless this draws the token behind `tokens`, the whole sequence."""
+        assert self.position == len(tokens), f"the next token is drawn for {self.position}, not {len(tokens)}"
+        num_output = self.num_drawn + self._num_continued
+        output = tokens[len(tokens) - num_output :]
+        for counts, counted in ((self.generated, output), (self.seen, tokens)):
+            if counts is not None:
+                assert set(counts.ids.tolist()) == set(counted), "the penalties are for other tokens"
+        assert self.generated is None or self.generated.counts.sum() == num_output, "the output was miscounted"
+        assert self.output is None or self.output == list(output), "bad words look at another output"
 
     def _follow(self, output: Sequence[int]) -> None:
         if self.matcher is not None and any(map(self.matcher.take, output)):

@@ -18,7 +18,7 @@ def token_logprobs(logits: Floats, token_id: int, num_top: int) -> TokenLogprobs
     highest = logits.max()
     total = highest + np.log(np.exp(logits - highest).sum(dtype=np.float64))
     values = (logits[ids] - total).astype(np.float32).tolist()
-    return TokenLogprobs(tuple(ids), tuple(values), rank=int((logits >= logits[token_id]).sum()))
+    return TokenLogprobs(tuple(ids), tuple(values), rank=int(np.count_nonzero(logits >= logits[token_id])))
 
 
 def _likeliest(logits: Floats, count: int) -> Ids:

@@ -147,6 +147,8 @@ class EngineLoop:
         with self._lock:
             self._scheduler.check()
             self._desk.check()
+            for live in self._live.values():
+                live.check()
 
     def _obey(self, commands: Iterable[Command]) -> None:
         for command in commands:

@@ -137,6 +137,12 @@ class LiveRequest:
             return text + self._stream.finish(), "length", None
         return text, None, None
 
+    def check(self) -> None:
+        """Raise AssertionError when its draws and its sequence are not of the same tokens."""
+        self.draw.check(self.sequence.token_ids)
+        known = self._prompt_logprobs
+        assert known is None or len(known) <= self.sequence.num_prompt_tokens, "more scores than the prompt has tokens"
+
     def end(self, reason: FinishReason, error: str = "") -> StepOutput:
         """Return the last output of a request that ends without a token."""
         return StepOutput(request_id=self.request.request_id, finish_reason=reason, error=error, report=self.report())

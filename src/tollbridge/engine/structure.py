@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,15 @@ _ANY_OBJECT = '{"type": "object"}'
 _JSON_DEFAULTS = {"whitespace_flexible": True}  # as vLLM's guidance backend
 
 
+@dataclass(frozen=True, kw_only=True)
+class StructureStatistics:
+    """A gauge of now, and counters since start."""
+
+    num_compiled: int  # kept
+    compiled_total: int
+    started_total: int
+
+
 class Structures:
     """Compiles structures for one vocabulary, and keeps the last ones. Any thread may call it."""
 
@@ -34,6 +44,8 @@ class Structures:
         self._lock = threading.Lock()
         self._vocabulary: Any = None  # llguidance's LLTokenizer
         self._compiled: OrderedDict[Structure, Any] = OrderedDict()
+        self._compiled_total = 0
+        self._started_total = 0
 
     def check(self, structure: Structure) -> None:
         """Compile and keep `structure`; RequestError when it makes no sense, UnsupportedError without the library."""
@@ -41,13 +53,22 @@ class Structures:
 
     def start(self, structure: Structure) -> StructureMatcher:
         """Return the beginning of `structure`; errors as `check`."""
+        self._started_total += 1
         return StructureMatcher(self._template(structure).deep_copy(), self._vocab_size, self._eos_token_ids)
+
+    def statistics(self) -> StructureStatistics:
+        return StructureStatistics(
+            num_compiled=len(self._compiled),
+            compiled_total=self._compiled_total,
+            started_total=self._started_total,
+        )
 
     def _template(self, structure: Structure) -> Any:
         with self._lock:
             found = self._compiled.get(structure)
             if found is None:
                 found = self._compiled[structure] = self._compile(structure)
+                self._compiled_total += 1
                 if len(self._compiled) > MAX_CACHED:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(structure)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from tollbridge.engine.requests import LiveRequest
 from tollbridge.errors import RequestError, TransferError, UnsupportedError
@@ -42,6 +43,16 @@ def _maybe_veto(live: LiveRequest) -> TransferEnd | None:
         f"Decode had all but {num_lacking} tokens of the prompt, and to compute them is quicker than to fetch them."
     )
     return TransferEnd(transfer_id=live.transfer_id, side="receive", outcome="done", reason=VETOED, detail=detail)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeskStatistics:
+    """Gauges of now, and a counter since start."""
+
+    num_sends: int
+    num_finished_sends: int  # of those: their request has ended, decode has not fetched
+    num_loads: int
+    recomputed_tokens_total: int  # because a load failed
 
 
 class TransferDesk:
@@ -194,6 +205,14 @@ class TransferDesk:
         for side in (self._sender, self._receiver):
             if side is not None:
                 side.close()
+
+    def statistics(self) -> DeskStatistics:
+        return DeskStatistics(
+            num_sends=len(self._sends),
+            num_finished_sends=len(self._finished),
+            num_loads=len(self._loads),
+            recomputed_tokens_total=self.recomputed_tokens_total,
+        )
 
     def check(self) -> None:
         """Raise AssertionError when an invariant of this desk, the sender or the receiver is broken."""
