@@ -7,7 +7,7 @@ and 4 streams, and one request with 4. All arms run once per repetition, in rota
 a repetition, against the best plain-socket arm of that repetition. After each transfer every byte of decode's blocks is
 compared, on the GPU.
 
-Environment, for ours: TRANSFER_GPU_STREAMS (default: what the memory asks for), TRANSFER_GPU_FRAME_KIB,
+Environment, for ours: TRANSFER_GPU_IO, TRANSFER_GPU_STREAMS (default: what the memory asks for), TRANSFER_GPU_FRAME_KIB,
 TRANSFER_GPU_RING_MIB.
 """
 
@@ -15,6 +15,9 @@ from __future__ import annotations
 
 import os
 import statistics
+from typing import Literal
+
+import msgspec
 
 from benchmarks.support.gpu_kv import GpuPool
 from benchmarks.support.gpu_node import GpuPair, gpu_pair
@@ -100,6 +103,7 @@ def _verdict(arms: list[_Arm], pool: GpuPool, repetitions: int, options: Transfe
             "gpu": _gpu_name(),
             "payload": str(pool),
             "repetitions": repetitions,
+            "io": options.io,
             "streams": options.streams or _default_streams(),
             "max_frame_bytes": options.max_frame_bytes or "as the memory asks for",
             "checksums": "on (the plain sockets have none)",
@@ -117,6 +121,7 @@ def _options() -> TransferOptions:
     environ = os.environ
     streams, ring, frame = (environ.get(f"TRANSFER_GPU_{name}") for name in ("STREAMS", "RING_MIB", "FRAME_KIB"))
     return TransferOptions(
+        io=msgspec.convert(environ.get("TRANSFER_GPU_IO", "auto"), Literal["auto", "threads", "process"]),
         streams=int(streams) if streams else None,
         ring_bytes=int(ring) << 20 if ring else None,
         max_frame_bytes=int(frame) << 10 if frame else None,

@@ -5,7 +5,8 @@ servers of a model are up at once and arms alternate within each repetition. Two
 prefills, the other's decode steps are time-sliced with it, which no transport can mend.
 
 Environment: VLLM_GPU_SHAPES (comma-separated, default Qwen2.5-7B and Qwen3-0.6B), VLLM_GPU_TRANSPORTS
-(tollbridge,nixl-cuda,nixl-push), VLLM_GPU_LOGS (a folder for the servers' logs).
+(tollbridge,nixl-cuda,nixl-push; tollbridge-threads and tollbridge-process
+choose who does the I/O), VLLM_GPU_LOGS (a folder for the servers' logs).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ MAX_TTFT_RATIO = 1.5
 MIN_TOKENS_RATIO = 0.8
 MIN_TOKENS_OVER_NIXL = 8  # of Qwen3-0.6B, which the socket limits and not prefill
 MAX_TOLL_RATIO = 1.5  # TTFT over single's, to what plain sockets take for the same bytes
+VARIANTS = {"tollbridge-threads": {"io": "threads"}, "tollbridge-process": {"io": "process"}}
 STEADY_S, STEADY_INTERVAL_S = 12.0, 0.75
 SERVER_ARGS = ["--kv-cache-memory-bytes", "6000000000", "--gpu-memory-utilization", "0.2", "--max-model-len", "8192"]
 
@@ -107,8 +109,9 @@ def _arms(session: aiohttp.ClientSession, pairs: dict[str, Pair]) -> dict[str, A
 
 def _spec(shape: str, model: Path, transport: str, role: str) -> Spec:
     return Spec(
-        name=f"{shape}-{transport}-{role}", model=model, transport=transport, args=SERVER_ARGS,
-        connector={"media": "tcp"},
+        name=f"{shape}-{transport}-{role}", model=model,
+        transport="tollbridge" if transport in VARIANTS else transport, args=SERVER_ARGS,
+        connector={"media": "tcp", **VARIANTS.get(transport, {})},
         environ={"UCX_TLS": "tcp,self,cuda_copy"},
     )  # fmt: skip
 

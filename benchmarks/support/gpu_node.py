@@ -14,9 +14,9 @@ from typing import Any
 
 from benchmarks.support import gpu_ceiling
 from benchmarks.support.gpu_kv import BLOCK_TOKENS, RECEIVE_SEED, SEND_SEED, GpuPool
-from tollbridge.transfer.base import Fingerprint, LoadRequest, TransferEnd, content_digest
+from tollbridge.transfer.base import Fingerprint, KVReceiver, KVSender, LoadRequest, TransferEnd, content_digest
 from tollbridge.transfer.options import TransferOptions
-from tollbridge.transfer.tcp import TcpReceiver, TcpSender
+from tollbridge.transfer.outboard import make_receiver, make_sender
 
 HOST = "127.0.0.1"
 DIGEST = content_digest([7])
@@ -148,7 +148,7 @@ class _Prefill(_Node):
         super().__init__(pool, options)
         self._layers = pool.prefill()
         self._tables = pool.tables(MAX_REQUESTS, seed=SEND_SEED)
-        self._sender = TcpSender(self.memory(self._layers), self.fingerprint(), options)
+        self._sender = make_sender(self.memory(self._layers), self.fingerprint(), options)
         self._changed = threading.Event()
         self._sender.set_listener(self._changed.set)
 
@@ -186,7 +186,7 @@ class _Decode(_Node):
         super().__init__(pool, options)
         self._layers = pool.decode()
         self._tables = pool.tables(MAX_REQUESTS, seed=RECEIVE_SEED)
-        self._receiver = TcpReceiver(self.memory(self._layers), self.fingerprint(), options)
+        self._receiver = make_receiver(self.memory(self._layers), self.fingerprint(), options)
         self._changed = threading.Event()
         self._receiver.set_listener(self._changed.set)
 
@@ -226,7 +226,7 @@ class _Decode(_Node):
         self._receiver.close()
 
 
-def _wait(side: TcpSender | TcpReceiver, changed: threading.Event, count: int) -> None:
+def _wait(side: KVSender | KVReceiver, changed: threading.Event, count: int) -> None:
     """Wait until `count` transfers have ended, all done."""
     ends: list[TransferEnd] = []
     while len(ends) < count:

@@ -53,7 +53,7 @@ def seeds(target: str) -> Iterator[bytes]:
             yield bytes([KINDS.index(KIND_OF[type(body)])]) + encode_body(body)
     elif target == "header":
         for kind in Kind:
-            data = (2, 4, 6) if kind == Kind.DATA else (0, 0, 0)
+            data = (2, 1, 4, 6) if kind == Kind.DATA else (0, 0, 0, 0)
             yield encode_header(Header(kind, 0, b"t" * 16, 1, 2, *data, 96, 3))
     elif target == "books":
         for body in BODIES:

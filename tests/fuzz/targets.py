@@ -238,7 +238,7 @@ def _frame(program: Program) -> bytes:
     body = program.some()
     claimed = len(body) if program.number() < 240 else program.number(4)
     data = kind == Kind.DATA or program.number() > 250
-    fields = (program.number(), program.number(), program.number()) if data else (0, 0, 0)
+    fields = tuple(program.number() for _ in range(4)) if data else (0, 0, 0, 0)
     checksum = xxh3_64_intdigest(body) if program.number() < 240 else program.number(8)
     names = (program.bytes(16), program.number(4), program.number(4))
     return encode_header(Header(kind, 0, *names, *fields, claimed, checksum)) + body
@@ -289,7 +289,7 @@ def _act(program: Program, choice: int, name: str, sender, receiver, clock: Manu
         kind = KINDS[1 + program.number() % (len(KINDS) - 1)]
         usual = (State(state="queued", published_tokens=0), Result(outcome="done"))[choice - 6]
         body = program.some() or encode_body(usual)
-        head = Header(kind, 0, key, 0, program.number() % 8, 0, 0, 0, len(body), xxh3_64_intdigest(body))
+        head = Header(kind, 0, key, 0, program.number() % 8, 0, 0, 0, 0, len(body), xxh3_64_intdigest(body))
         side.book.control(1 + program.number() % 2, head, body)
 
 

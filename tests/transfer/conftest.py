@@ -18,7 +18,20 @@ def no_threads_left() -> Iterator[None]:
     assert not left, f"threads left behind: {left}"
 
 
-MEDIA = ["tcp", "tcp-4", "tls", "tls-3", "device", "device-4", "shm", "shm-3", "nixl", "process-2", "loopback"]
+MEDIA = [
+    "tcp",
+    "tcp-4",
+    "tls",
+    "tls-3",
+    "device",
+    "device-4",
+    "shm",
+    "shm-3",
+    "nixl",
+    "process-2",
+    "remote-2",
+    "loopback",
+]
 
 
 @pytest.fixture(params=MEDIA)  # a number: so many streams

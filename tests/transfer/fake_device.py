@@ -106,6 +106,8 @@ class DeviceMemory:
 
     num_streams = 1
     max_frame_bytes = 2 << 20
+    batch_bytes = 0
+    ring_bytes = 64 << 20
 
     def __init__(self, array: np.ndarray, device: FakeDevice, *, block_size: int, granule: int) -> None:
         self.num_layers, self.num_blocks, block_bytes = array.shape
@@ -120,47 +122,63 @@ class DeviceMemory:
 
     def stage(self, *, max_payload_bytes: int, ring_bytes: int | None) -> Stage:
         num_slots, slot_bytes = ring_shape(
-            ring_bytes=ring_bytes or 64 << 20, max_payload_bytes=max_payload_bytes, granule_bytes=self.granule_bytes
+            ring_bytes=ring_bytes or self.ring_bytes,
+            max_payload_bytes=max_payload_bytes,
+            granule_bytes=self.granule_bytes,
         )
         return RingStage(
-            FakeCopier(self, self._array.reshape(self.num_layers, -1, self.granule_bytes), num_slots, slot_bytes),
+            self.copier(memoryview(bytearray(num_slots * slot_bytes)), num_slots=num_slots, slot_bytes=slot_bytes),
             num_slots=num_slots,
             slot_bytes=slot_bytes,
             granule=self.granule,
             granule_bytes=self.granule_bytes,
         )
 
+    def copier(self, ring: memoryview, *, num_slots: int, slot_bytes: int) -> FakeCopier:
+        rows = self._array.reshape(self.num_layers, -1, self.granule_bytes)
+        return FakeCopier(self, rows, np.frombuffer(ring, dtype=np.uint8).reshape(num_slots, slot_bytes))
+
 
 class FakeCopier:
     """Touches the blocks when the device gets there, as a GPU would: too late for whoever took them away too early."""
 
-    def __init__(self, memory: DeviceMemory, rows: np.ndarray, num_slots: int, slot_bytes: int) -> None:
+    def __init__(self, memory: DeviceMemory, rows: np.ndarray, ring: np.ndarray) -> None:
         self._memory = memory
         self._rows = rows  # [num_layers, num_granules, granule_bytes]
-        self._ring = np.zeros((num_slots, slot_bytes), dtype=np.uint8)
+        self._ring = ring  # [num_slots, slot_bytes]
 
     def slot(self, index: int) -> memoryview:
         return memoryview(self._ring[index])
 
     def gather(self, span: Span, slot: int) -> Fence:
-        layer, numbers = self._rows[span.layer], self._numbers(span)
+        layers, numbers = self._layers(span), self._numbers(span)
 
         def copy() -> None:
-            self._ring[slot][: numbers.size * layer.shape[1]] = layer[numbers].reshape(-1)
+            found = layers[:, numbers].reshape(-1)
+            self._ring[slot][: found.size] = found
 
         return self._memory.device.copy(copy)
 
     def scatter(self, slot: int, span: Span, after: Fence) -> Fence:
-        layer, numbers = self._rows[span.layer], self._numbers(span)
+        layers, numbers = self._layers(span), self._numbers(span)
 
         def copy() -> None:
             assert after.done()  # one queue: what was issued before is done
-            layer[numbers] = self._ring[slot][: numbers.size * layer.shape[1]].reshape(numbers.size, -1)
+            size = len(layers) * numbers.size * layers.shape[2]
+            layers[:, numbers] = self._ring[slot][:size].reshape(len(layers), numbers.size, -1)
 
         return self._memory.device.copy(copy)
 
+    def hold(self, fence: Fence) -> None:
+        """One queue: what was issued before is done before."""
+
     def close(self) -> None:
         """Nothing to free."""
+
+    def _layers(self, span: Span) -> np.ndarray:
+        if span.layers.stop > len(self._rows):
+            raise IndexError(f"there is no layer {span.layers.stop - 1}")
+        return self._rows[span.layer : span.layers.stop]
 
     def _numbers(self, span: Span) -> np.ndarray:
         return granule_numbers(span, block_size=self._memory.block_size, granule=self._memory.granule)

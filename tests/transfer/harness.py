@@ -215,13 +215,15 @@ def make_pair(
     receive_granule: int | None = None,
 ) -> Pair:
     options = options or TransferOptions()
-    devices = [FakeDevice(), FakeDevice()] if medium.startswith("device") else [None, None]
+    devices = [FakeDevice(), FakeDevice()] if medium.startswith(("device", "remote")) else [None, None]
     sizes = {"token_bytes": token_bytes, "granule": granule}
     send_cache = Cache(num_blocks, send_block_size, seed=1, device=devices[0], **sizes)
     sizes["granule"] = receive_granule or granule
     receive_cache = Cache(num_blocks, receive_block_size, seed=2, device=devices[1], **sizes)
     send_print = msgspec.structs.replace(FINGERPRINT, block_size=send_block_size)
     receive_print = msgspec.structs.replace(receive_fingerprint, block_size=receive_block_size)
+    if medium.startswith("remote"):
+        send_cache.memory.batch_bytes = 4096  # layers share frames
     sender: KVSender
     receiver: KVReceiver
     receive_options = receive_options or options
@@ -235,7 +237,7 @@ def make_pair(
     if medium in ("shm", "nixl"):
         receive_options = replace(receive_options, media=medium)
         options = replace(options, media=medium)
-    if medium == "process":
+    if medium in ("process", "remote"):
         sender = OutboardSender(send_cache.memory, send_print, options)
         receiver = OutboardReceiver(receive_cache.memory, receive_print, receive_options)
     elif medium != "loopback":

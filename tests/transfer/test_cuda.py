@@ -13,7 +13,7 @@ from tollbridge.errors import UnsupportedError
 from tollbridge.transfer.base import Fingerprint, LoadRequest, TransferEnd
 from tollbridge.transfer.cuda import CudaMemory
 from tollbridge.transfer.options import TransferOptions
-from tollbridge.transfer.tcp import TcpReceiver, TcpSender
+from tollbridge.transfer.outboard import make_receiver, make_sender
 
 torch: Any = pytest.importorskip("torch")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
@@ -50,8 +50,8 @@ class Rig:
             self.sent = torch.randint(0, 256, (LAYERS, BLOCKS, block_bytes), dtype=torch.uint8, device="cuda")
             self.received = torch.zeros_like(self.sent)
         memories = [CudaMemory(list(pool), block_size=BLOCK, granule=granule) for pool in (self.sent, self.received)]
-        self.sender = TcpSender(memories[0], FINGERPRINT, options)
-        self.receiver = TcpReceiver(memories[1], FINGERPRINT, options)
+        self.sender = make_sender(memories[0], FINGERPRINT, options)
+        self.receiver = make_receiver(memories[1], FINGERPRINT, options)
         self._told = threading.Event()
         for side in (self.sender, self.receiver):
             side.set_listener(self._told.set)
@@ -93,12 +93,12 @@ class Rig:
             side.close()
 
 
-@pytest.fixture
-def make_rig() -> Iterator[Callable[..., Rig]]:
+@pytest.fixture(params=["threads", "process"])
+def make_rig(request: pytest.FixtureRequest) -> Iterator[Callable[..., Rig]]:
     rigs: list[Rig] = []
 
     def make(granule: int = 1, *, block_bytes: int = BLOCK_BYTES, **options: Any) -> Rig:
-        rigs.append(Rig(granule, TransferOptions(**options), block_bytes))
+        rigs.append(Rig(granule, TransferOptions(io=request.param, **options), block_bytes))
         return rigs[-1]
 
     yield make

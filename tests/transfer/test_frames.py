@@ -37,6 +37,7 @@ from tollbridge.transfer.messages import (
     encode_body,
 )
 
+u16 = st.integers(0, 2**16 - 1)
 u32 = st.integers(0, 2**32 - 1)
 transfers = st.binary(min_size=16, max_size=16)
 data_headers = st.builds(
@@ -46,7 +47,8 @@ data_headers = st.builds(
     transfer=transfers,
     incarnation=u32,
     epoch=u32,
-    layer=u32,
+    layer=u16,
+    num_layers=st.integers(1, 2**16 - 1),
     first_token=u32,
     num_tokens=st.integers(1, 2**32 - 1),
     payload_bytes=st.integers(1, MAX_PAYLOAD_BYTES),
@@ -93,7 +95,7 @@ def test_truncation(header: Header, length: int) -> None:
 
 def forged(offset: int, value: bytes) -> bytes:
     """A header with a patched field and a checksum that fits."""
-    header = Header(Kind.DATA, 0, b"t" * 16, 1, 1, 0, 0, 1, 10, 0)
+    header = Header(Kind.DATA, 0, b"t" * 16, 1, 1, 0, 1, 0, 1, 10, 0)
     data = bytearray(encode_header(header))
     data[offset : offset + len(value)] = value
     data[56:64] = xxh3_64_intdigest(bytes(data[:56])).to_bytes(8, "little")
@@ -104,11 +106,12 @@ def forged(offset: int, value: bytes) -> bytes:
     ("offset", "value", "match"),
     [
         (0, b"HTTP", "does not start with TBKV"),
-        (4, b"\x02", "version 2"),
+        (4, b"\x03", "version 3"),
         (5, b"\x63", "unknown kind"),
         (6, b"\x01", "unknown kind, flag"),
         (7, b"\x09", "unknown kind, flag or codec"),
         (40, bytes(4), "0 tokens"),
+        (34, bytes(2), "of 0 layers"),
         (44, bytes(4), "in 0 bytes"),
         (44, (MAX_PAYLOAD_BYTES + 1).to_bytes(4, "little"), "bytes"),
         (5, bytes([Kind.OPEN]), "OPEN frame has DATA fields"),
@@ -122,7 +125,7 @@ def test_what_the_format_forbids(offset: int, value: bytes, match: str) -> None:
 def test_control_bodies_are_bounded() -> None:
     with pytest.raises(ProtocolError, match="exceeds the limit"):
         encode_control(Kind.OPEN, NO_TRANSFER, 0, 0, bytes(MAX_CONTROL_BYTES + 1))
-    head = encode_header(Header(Kind.OPEN, 0, NO_TRANSFER, 0, 0, 0, 0, 0, MAX_CONTROL_BYTES + 1, 0))
+    head = encode_header(Header(Kind.OPEN, 0, NO_TRANSFER, 0, 0, 0, 0, 0, 0, MAX_CONTROL_BYTES + 1, 0))
     with pytest.raises(ProtocolError, match="exceeds the limit"):
         parse_header(head)
 
@@ -130,7 +133,7 @@ def test_control_bodies_are_bounded() -> None:
 @pytest.mark.parametrize("kind", sorted(Kind))
 def test_before_authentication_only_small_handshake_frames_pass(kind: Kind) -> None:
     if kind == Kind.DATA:
-        small = encode_header(Header(kind, 0, NO_TRANSFER, 0, 0, 0, 0, 1, 1, 0))
+        small = encode_header(Header(kind, 0, NO_TRANSFER, 0, 0, 0, 1, 0, 1, 1, 0))
     else:
         small = encode_control(kind, NO_TRANSFER, 0, 0, b"x")[:HEADER_BYTES]
     if kind not in HANDSHAKE_KINDS:

@@ -17,7 +17,7 @@ from tollbridge.transfer.session import Opening, ReceiveSession, SendSession, pa
 GRANULE = 16
 SEND_TABLE = [5, 6, 7, 1, 0, 9]
 RECEIVE_TABLE = [50, 3, 2, 4, 5, 6]
-HEADER = Header(Kind.DATA, 0, bytes(16), 0, 0, 0, 0, 0, 0, 0)
+HEADER = Header(Kind.DATA, 0, bytes(16), 0, 0, 0, 1, 0, 0, 0, 0)
 
 
 def blocks(cache_slots: np.ndarray, table: list[int], first_token: int, num_tokens: int) -> np.ndarray:
@@ -70,24 +70,24 @@ def opened(first_token: int, num_tokens: int, prompt_tokens: int) -> SendSession
 def test_a_partial_granule_waits_for_the_end_of_the_range() -> None:
     session = opened(16, 50, 100)
     session.publish(range(8), 40, 0)
-    assert session.take(10**6) == (0, 16, 16)
+    assert session.take(10**6) == (0, 1, 16, 16)
     assert not session.has_data()
     session.publish(range(8), 63, 0)
-    assert session.take(10**6) == (0, 32, 16)
+    assert session.take(10**6) == (0, 1, 32, 16)
     session.publish(range(8), 65, 0)
-    assert session.take(10**6) == (0, 48, 16)
+    assert session.take(10**6) == (0, 1, 48, 16)
     assert not session.has_data()
     session.publish(range(8), 66, 0)  # decode's range ends here, the prompt does not
-    assert session.take(10**6) == (0, 64, 2)
+    assert session.take(10**6) == (0, 1, 64, 2)
     session.check()
 
 
 def test_a_frame_has_whole_granules() -> None:
     session = opened(0, 70, 70)
     session.publish(range(8), 70, None)
-    assert session.take(1) == (0, 0, 16)  # one at least
-    assert session.take(2 * 16 * 4 + 5) == (0, 16, 32)
-    assert session.take(10**6) == (0, 48, 22)
+    assert session.take(1) == (0, 1, 0, 16)  # one at least
+    assert session.take(2 * 16 * 4 + 5) == (0, 1, 16, 32)
+    assert session.take(10**6) == (0, 1, 48, 22)
     assert session.tally.payload_bytes == 5 * 64
 
 
@@ -102,7 +102,7 @@ def test_decode_bounds_the_frames() -> None:
     session.register(DIGEST, 100)
     session.open(Opening(connection=1, epoch=1, digest=DIGEST, first_token=0, num_tokens=100, max_payload_bytes=40))
     session.publish(range(8), 100, None)
-    assert session.take(10**6) == (0, 0, 10)
+    assert session.take(10**6) == (0, 1, 0, 10)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def receiving(num_tokens: int) -> ReceiveSession:
 def test_frames_that_fit() -> None:
     session = receiving(70)
     tail = HEADER._replace(first_token=64, num_tokens=6, payload_bytes=64)
-    assert session.begin(tail) == (0, range(8), 64, 6)
+    assert session.begin(tail) == (0, range(8), 64, 6, 1)
     assert session.begin(tail) is None  # it is on its way on another lane
     with pytest.raises(ProtocolError, match="second time"):
         session.begin(HEADER._replace(first_token=48, num_tokens=22, payload_bytes=128))

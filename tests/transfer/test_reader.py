@@ -77,7 +77,7 @@ class Rig:
 
 
 def frame(payload: bytes) -> bytes:
-    header = Header(Kind.DATA, 0, b"t" * 16, 0, 0, 0, 0, 1, len(payload), xxh3_64_intdigest(payload))
+    header = Header(Kind.DATA, 0, b"t" * 16, 0, 0, 0, 1, 0, 1, len(payload), xxh3_64_intdigest(payload))
     return encode_header(header) + payload
 
 

@@ -140,9 +140,13 @@ TestEngines = Engines.TestCase
 TestEngines.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 
 
-def make_session(clock: ManualClock, *, num_tokens: int = 20, first_token: int = 0, register: int = 20) -> SendSession:
-    session = SendSession(b"t" * 16, Cache(4, 16, seed=0).memory, clock)
-    session.register(DIGEST, register)
+def make_session(
+    clock: ManualClock, *, num_tokens: int = 20, first_token: int = 0, batch_bytes: int = 0
+) -> SendSession:
+    memory = Cache(4, 16, seed=0).memory
+    memory.batch_bytes = batch_bytes
+    session = SendSession(b"t" * 16, memory, clock)
+    session.register(DIGEST, 20)
     session.open(Opening(connection=1, epoch=1, digest=DIGEST, first_token=first_token, num_tokens=num_tokens))
     return session
 
@@ -155,10 +159,38 @@ def test_lowest_layer_first_and_frames_within_their_size() -> None:
     while (chunk := session.take(96 * 8 + 50)) is not None:
         chunks.append(tuple(chunk))
         session.check()
-    assert chunks == [(0, 0, 8), (0, 8, 8), (0, 16, 4), (2, 0, 8), (2, 8, 8), (2, 16, 4)]
+    assert chunks == [(0, 1, 0, 8), (0, 1, 8, 8), (0, 1, 16, 4), (2, 1, 0, 8), (2, 1, 8, 8), (2, 1, 16, 4)]
     session.publish([0, 1], 20, 1)
-    assert session.take(10**6) == (1, 0, 20)
+    assert session.take(10**6) == (1, 1, 0, 20)
     assert session.complete
+
+
+def test_layers_that_are_ready_together_share_a_frame() -> None:
+    session = make_session(ManualClock(), batch_bytes=1)
+    session.publish([0, 1], 20, 0)
+    session.publish([0, 1], 20, 1)
+    assert session.take(10**6) == (0, 2, 0, 20)
+    session.publish([0, 1], 20, 2)
+    assert session.take(10**6) == (2, 1, 0, 20) and session.complete
+    narrow = make_session(ManualClock(), batch_bytes=1)
+    narrow.publish([0, 1], 20, None)
+    assert [narrow.take(2 * 20 * 96), narrow.take(2 * 20 * 96)] == [(0, 2, 0, 20), (2, 1, 0, 20)]
+
+
+def test_where_frames_are_dear_the_first_layers_wait_for_the_next_ones_but_not_for_the_next_pass() -> None:
+    session = make_session(ManualClock(), batch_bytes=20 * 96 * 2)
+    session.publish([0, 1], 20, 0)
+    assert not session.has_data() and session.take(10**6) is None
+    session.publish([0, 1], 20, 1)
+    assert session.take(10**6) == (0, 2, 0, 20)  # worth a frame
+    session.publish([0, 1], 20, 2)
+    assert session.take(10**6) == (2, 1, 0, 20)  # all there is
+    chunked = make_session(ManualClock(), batch_bytes=10**9)
+    chunked.publish([0, 1], 16, 0)
+    chunked.publish([0, 1], 16, 1)
+    assert not chunked.has_data()
+    chunked.publish([0, 1], 16, 2)
+    assert chunked.take(10**6) == (0, 3, 0, 16)  # the pass is through, and the next one may be long
 
 
 def test_a_frame_has_at_least_one_token() -> None:
@@ -190,9 +222,9 @@ def test_publishing_never_lowers_and_rewinding_never_resends() -> None:
     session.rewind()
     assert not session.has_data()
     session.publish([2], 5, None)
-    assert session.take(10**6) == (1, 0, 5)
+    assert session.take(10**6) == (1, 1, 0, 5)
     session.publish([2, 3], 20, None)
-    assert session.take(10**6) == (0, 7, 13)
+    assert session.take(10**6) == (0, 1, 7, 13)
 
 
 def test_deadlines_of_the_send_side() -> None:
@@ -246,7 +278,7 @@ def test_long_transfers_do_not_starve() -> None:
         transfer_id = f"{index:032x}"
         sender.register(transfer_id, digest=DIGEST, num_tokens=num_tokens)
         body = encode_body(Open(digest=DIGEST, first_token=0, num_tokens=num_tokens))
-        header = Header(Kind.OPEN, 0, bytes.fromhex(transfer_id), 0, 1, 0, 0, 0, len(body), 0)
+        header = Header(Kind.OPEN, 0, bytes.fromhex(transfer_id), 0, 1, 0, 0, 0, 0, len(body), 0)
         sender.book.control(1, header, body)
         sender.publish(transfer_id, list(range(64)), num_tokens)
 
@@ -273,7 +305,9 @@ def test_shedding_spares_what_is_opened_and_under_way() -> None:
         sender.publish(transfer_id, [index], 16)
         if index != 1:
             body = encode_body(Open(digest=DIGEST, first_token=0, num_tokens=16))
-            sender.book.control(1, Header(Kind.OPEN, 0, bytes.fromhex(transfer_id), 0, 1, 0, 0, 0, len(body), 0), body)
+            sender.book.control(
+                1, Header(Kind.OPEN, 0, bytes.fromhex(transfer_id), 0, 1, 0, 0, 0, 0, len(body), 0), body
+            )
     taken = sender.book.take(1, 96, 0.0)
     assert taken is not None
     under_way = taken[0].transfer.hex()

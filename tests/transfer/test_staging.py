@@ -117,6 +117,19 @@ def test_a_copy_that_cannot_be_issued_costs_no_slot(stage: RingStage) -> None:
     stage.check()
 
 
+def test_a_payload_of_several_layers(stage: RingStage) -> None:
+    source, target = Span(0, [3, 1], 10, 12, 2), Span(0, [6, 7], 10, 12, 2)
+    expected = b"".join(content(stage, source._replace(layer=layer)) for layer in source.layers)
+    parcel = stage.lift(source)
+    assert parcel.num_bytes == len(expected)
+    landing = stage.land(KEY, target, PASSED)
+    landing.fill(parcel.load()[1][0])
+    landing.commit()
+    stage.settle(KEY)
+    assert b"".join(content(stage, target._replace(layer=layer)) for layer in target.layers) == expected
+    parcel.close()
+
+
 def test_depth_shares_the_ring(device: FakeDevice) -> None:
     memory = DeviceMemory(np.zeros((1, 8, 1024), dtype=np.uint8), device, block_size=BLOCK, granule=1)
     stage = memory.stage(max_payload_bytes=4096, ring_bytes=16 * 4096)

@@ -82,6 +82,7 @@ class KVMemory(Protocol):
     granule_bytes: int  # of one granule in one layer
     max_frame_bytes: int  # of payload, when the options name no number
     num_streams: int  # connections that it takes to keep up with this memory, when the options name no number
+    batch_bytes: int  # where a frame is dear whatever its size: what of a pass is worth a frame before its end; 0: all
 
     def fence(self) -> Fence:
         """Return a fence behind all that the calling thread has issued to this memory so far. Cheap, never blocks."""

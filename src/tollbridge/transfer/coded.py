@@ -37,6 +37,7 @@ class CodedMemory:
         self.granule_bytes = codec.token_bytes
         self.max_frame_bytes = min(memory.max_frame_bytes, _MAX_PAYLOAD_BYTES)
         self.num_streams = memory.num_streams
+        self.batch_bytes = memory.batch_bytes
         self._memory = memory
         self._codec = codec
 
@@ -70,10 +71,12 @@ class CodedStage:
         return True
 
     def lift(self, span: Span) -> Parcel:
-        return _CodedParcel(self._codec, self._views(span), span.num_tokens * self._codec.token_bytes)
+        return _CodedParcel(self._codec, self._views(span), span.num_layers * span.num_tokens * self._codec.token_bytes)
 
     def land(self, transfer: bytes, span: Span, after: Fence) -> Landing:
-        return _CodedLanding(self._codec, self._views(span), span.num_tokens * self._codec.token_bytes)
+        return _CodedLanding(
+            self._codec, self._views(span), span.num_layers * span.num_tokens * self._codec.token_bytes
+        )
 
     def settle(self, transfer: bytes) -> None:
         """Committed is arrived."""
@@ -85,7 +88,7 @@ class CodedStage:
         """Nothing to free."""
 
     def _views(self, span: Span) -> list[memoryview]:
-        return self._memory.views(span.layer, span.table, span.first_token, span.num_tokens)
+        return self._memory.span_views(span)
 
 
 class _CodedParcel:

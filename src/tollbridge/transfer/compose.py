@@ -16,7 +16,7 @@ def compose(
 ) -> OutgoingFrame:
     """Return the DATA frame for `chunk`, lifted from the cache; `stage` must have room."""
     assert session.opening is not None
-    parcel = stage.lift(Span(chunk.layer, session.table, chunk.first_token, chunk.num_tokens))
+    parcel = stage.lift(Span(chunk.layer, session.table, chunk.first_token, chunk.num_tokens, chunk.num_layers))
     header = Header(
         kind=Kind.DATA,
         codec=codec,
@@ -24,6 +24,7 @@ def compose(
         incarnation=incarnation,
         epoch=session.opening.epoch,
         layer=chunk.layer,
+        num_layers=chunk.num_layers,
         first_token=chunk.first_token,
         num_tokens=chunk.num_tokens,
         payload_bytes=parcel.num_bytes,

@@ -14,14 +14,14 @@ caches go the same way. Waiting releases the GIL and sleeps (`blocking=True`) ra
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
 
 from tollbridge.errors import UnsupportedError
 from tollbridge.transfer.stage import Fence, Span, Stage
-from tollbridge.transfer.staging import RingStage, granule_numbers, ring_shape
+from tollbridge.transfer.staging import Copier, RingStage, granule_numbers, ring_shape
 
 # Measured from GPU to GPU over loopback (claim transfer-gpu, docs/LOG.md). What is short is the GIL, of which a frame
 # takes some tenths of a millisecond whatever its size: hence large frames. Four streams do with less CPU what plain
@@ -29,6 +29,7 @@ from tollbridge.transfer.staging import RingStage, granule_numbers, ring_shape
 NUM_STREAMS = 8
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 RING_BYTES = 256 * 1024 * 1024  # auto: what 8 lanes have under way, one frame being sent and 3 behind it
+BATCH_BYTES = 4 * 1024 * 1024
 _CACHED_RANGES = 256
 
 
@@ -56,6 +57,8 @@ class CudaMemory:
 
     max_frame_bytes = MAX_FRAME_BYTES
     num_streams = NUM_STREAMS
+    batch_bytes = BATCH_BYTES
+    ring_bytes = RING_BYTES
 
     def __init__(self, layers: Sequence[torch.Tensor], *, block_size: int, granule: int = 1) -> None:
         _check_layers(layers, block_size, granule)
@@ -74,9 +77,12 @@ class CudaMemory:
     def stage(self, *, max_payload_bytes: int, ring_bytes: int | None) -> Stage:
         """Return a stage with a ring of pinned memory; ConfigError when that is too small."""
         num_slots, slot_bytes = ring_shape(
-            ring_bytes=ring_bytes or RING_BYTES, max_payload_bytes=max_payload_bytes, granule_bytes=self.granule_bytes
+            ring_bytes=ring_bytes or self.ring_bytes,
+            max_payload_bytes=max_payload_bytes,
+            granule_bytes=self.granule_bytes,
         )
-        copier = CudaCopier(self._layers, self.block_size, self.granule, num_slots=num_slots, slot_bytes=slot_bytes)
+        ring = torch.empty((num_slots, slot_bytes), dtype=torch.uint8, pin_memory=True)
+        copier = CudaCopier(self._layers, self.block_size, self.granule, ring)
         return RingStage(
             copier,
             num_slots=num_slots,
@@ -85,12 +91,41 @@ class CudaMemory:
             granule_bytes=self.granule_bytes,
         )
 
+    def copier(self, ring: memoryview, *, num_slots: int, slot_bytes: int) -> Copier:
+        """Return what copies to and from a ring of shared memory; it is pinned from now on, and until `close`."""
+        words = torch.frombuffer(ring, dtype=torch.uint8).view(num_slots, slot_bytes)
+        pinned = _Pinned(words)
+        return CudaCopier(self._layers, self.block_size, self.granule, words, release=pinned.release)
+
+
+class _Pinned:
+    """Memory that was not allocated as pinned; OSError when the driver does not want it."""
+
+    def __init__(self, words: torch.Tensor) -> None:
+        self._address = words.data_ptr()
+        self._runtime = torch.cuda.cudart()
+        code = int(self._runtime.cudaHostRegister(self._address, words.numel(), 0))
+        if code:
+            raise OSError(f"The ring of {words.numel()} bytes could not be pinned (CUDA error {code}).")
+
+    def release(self) -> None:
+        self._runtime.cudaHostUnregister(self._address)
+
 
 class CudaCopier:
-    """Implements `staging.Copier`. `layers` are matrices `[num_granules, words of a granule]`."""
+    """Implements `staging.Copier`. `layers` are matrices `[num_granules, words of a granule]`.
+
+    `ring` is pinned memory, `[num_slots, slot_bytes]` of uint8; `release` lets go of it.
+    """
 
     def __init__(
-        self, layers: Sequence[torch.Tensor], block_size: int, granule: int, *, num_slots: int, slot_bytes: int
+        self,
+        layers: Sequence[torch.Tensor],
+        block_size: int,
+        granule: int,
+        ring: torch.Tensor,
+        *,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
         self._layers = layers
         self._device = layers[0].device
@@ -100,7 +135,7 @@ class CudaCopier:
         self._threads = threading.local()  # whether this thread issues to our stream already
         self._numbers = lru_cache(maxsize=_CACHED_RANGES)(self._upload_numbers)
         self._rows = lru_cache(maxsize=_CACHED_RANGES)(self._rows_of_slot)
-        ring = torch.empty((num_slots, slot_bytes), dtype=torch.uint8, pin_memory=True)
+        self._release = release
         self._slots = [memoryview(row.numpy()) for row in ring]
         self._words = list(ring.view(layers[0].dtype))  # [num_slots][words]
 
@@ -111,25 +146,31 @@ class CudaCopier:
     def gather(self, span: Span, slot: int) -> Fence:
         self._enter()
         numbers = self._numbers(*_range(span, self._block_size))
-        rows = self._layers[span.layer].index_select(0, numbers)
-        self._rows(slot, len(numbers)).copy_(rows, non_blocking=True)
+        for index, layer in enumerate(span.layers):
+            rows = self._layers[layer].index_select(0, numbers)
+            self._rows(slot, index, len(numbers)).copy_(rows, non_blocking=True)
         return CudaFence(self._stream)
 
     @torch.inference_mode()
     def scatter(self, slot: int, span: Span, after: Fence) -> Fence:
         self._enter()
-        if isinstance(after, CudaFence) and not after.done():
-            self._stream.wait_event(after.event)
+        self.hold(after)
         numbers = self._numbers(*_range(span, self._block_size))
-        rows = self._rows(slot, len(numbers)).to(self._device, non_blocking=True)
-        self._layers[span.layer].index_copy_(0, numbers, rows)
+        for index, layer in enumerate(span.layers):
+            rows = self._rows(slot, index, len(numbers)).to(self._device, non_blocking=True)
+            self._layers[layer].index_copy_(0, numbers, rows)
         return CudaFence(self._stream)
+
+    def hold(self, fence: Fence) -> None:
+        if isinstance(fence, CudaFence) and not fence.done():
+            self._stream.wait_event(fence.event)
 
     def close(self) -> None:
         self._stream.synchronize()
         self._slots, self._words = [], []
         self._numbers.cache_clear()
         self._rows.cache_clear()
+        self._release()
 
     def _enter(self) -> None:
         """Let this thread issue to our stream, for good: an I/O thread uses the device for nothing else."""
@@ -137,10 +178,11 @@ class CudaCopier:
             torch.cuda.set_stream(self._stream)
             self._threads.entered = True
 
-    def _rows_of_slot(self, slot: int, num_rows: int) -> torch.Tensor:
-        """Return the front of a slot as `[num_rows, words of a granule]`."""
+    def _rows_of_slot(self, slot: int, index: int, num_rows: int) -> torch.Tensor:
+        """Return the part `index` of a slot as `[num_rows, words of a granule]`."""
         num_words = self._layers[0].shape[1]
-        return self._words[slot][: num_rows * num_words].view(num_rows, num_words)
+        size = num_rows * num_words
+        return self._words[slot][index * size : (index + 1) * size].view(num_rows, num_words)
 
     def _upload_numbers(self, blocks: tuple[int, ...], first_token: int, num_tokens: int) -> torch.Tensor:
         """Return the numbers of granules on the device; `first_token` counts from the first of `blocks`."""

@@ -1,19 +1,20 @@
 """The wire format, pure: bytes in, values out, no sockets and no clock.
 
 Every frame is a 64-byte header and a payload, which lies elsewhere for DATA when the handshake agreed on a ring
-(placed.py). A DATA frame carries the KV of tokens [first_token, first_token + num_tokens) of one layer; every other
-kind carries a small msgpack body (see messages.py).
+(placed.py). A DATA frame carries the KV of tokens [first_token, first_token + num_tokens) of a run of layers, one layer
+behind the other; every other kind carries a small msgpack body (see messages.py).
 
     offset  size  field
          0     4  magic "TBKV"
-         4     1  version           1
+         4     1  version           2
          5     1  kind              see Kind
          6     1  flags             0, refused otherwise
          7     1  codec             see Codec; as the handshake agreed
          8    16  transfer id       zero when the frame belongs to the connection
         24     4  incarnation       of the process that sends the frame (first 4 bytes of its incarnation id)
         28     4  epoch             which OPEN of this transfer the frame answers, chosen by decode
-        32     4  layer             DATA only, else 0
+        32     2  layer             the first; DATA only, else 0
+        34     2  num_layers        DATA only, else 0
         36     4  first_token       DATA only, else 0
         40     4  num_tokens        DATA only, else 0
         44     4  payload_bytes
@@ -36,14 +37,14 @@ from xxhash import xxh3_64_intdigest
 from tollbridge.errors import ProtocolError, TransferError
 
 MAGIC = b"TBKV"
-VERSION = 1
+VERSION = 2
 HEADER_BYTES = 64
 MAX_CONTROL_BYTES = 64 * 1024
 MAX_UNAUTHENTICATED_BYTES = 4 * 1024  # of a control body before the peer has proven that it knows the secret
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
 NO_TRANSFER = bytes(16)
 
-_FIELDS = struct.Struct("<4sBBBB16sIIIIIIQ")
+_FIELDS = struct.Struct("<4sBBBB16sIIHHIIIQ")
 _CHECKSUM = struct.Struct("<Q")
 assert _FIELDS.size + _CHECKSUM.size == HEADER_BYTES
 
@@ -92,6 +93,7 @@ class Header(NamedTuple):
     incarnation: int
     epoch: int
     layer: int
+    num_layers: int
     first_token: int
     num_tokens: int
     payload_bytes: int
@@ -121,6 +123,7 @@ def encode_header(header: Header) -> bytes:
         header.incarnation,
         header.epoch,
         header.layer,
+        header.num_layers,
         header.first_token,
         header.num_tokens,
         header.payload_bytes,
@@ -134,7 +137,7 @@ def encode_control(kind: Kind, transfer: bytes, incarnation: int, epoch: int, bo
     if len(body) > MAX_CONTROL_BYTES:
         raise ProtocolError(f"A {kind.name} body of {len(body)} bytes exceeds the limit of {MAX_CONTROL_BYTES}.")
     checksum = xxh3_64_intdigest(body)
-    return encode_header(Header(kind, 0, transfer, incarnation, epoch, 0, 0, 0, len(body), checksum)) + body
+    return encode_header(Header(kind, 0, transfer, incarnation, epoch, 0, 0, 0, 0, len(body), checksum)) + body
 
 
 def parse_header(data: bytes | bytearray | memoryview, *, authenticated: bool = True) -> Header:
@@ -170,11 +173,12 @@ def _check_sizes(header: Header, *, authenticated: bool) -> None:
     if not authenticated and header.kind not in HANDSHAKE_KINDS:
         raise ProtocolError(f"The peer sent {Kind(header.kind).name} before the handshake was over.")
     if header.kind == Kind.DATA:
-        if not 0 < header.payload_bytes <= MAX_PAYLOAD_BYTES or header.num_tokens == 0:
-            raise ProtocolError(f"A DATA frame has {header.num_tokens} tokens in {header.payload_bytes} bytes.")
+        if not 0 < header.payload_bytes <= MAX_PAYLOAD_BYTES or not header.num_tokens or not header.num_layers:
+            what = f"{header.num_tokens} tokens of {header.num_layers} layers"
+            raise ProtocolError(f"A DATA frame has {what} in {header.payload_bytes} bytes.")
         return
     limit = MAX_CONTROL_BYTES if authenticated else MAX_UNAUTHENTICATED_BYTES
     if header.payload_bytes > limit:
         raise ProtocolError(f"A control body of {header.payload_bytes} bytes exceeds the limit of {limit}.")
-    if header.layer or header.first_token or header.num_tokens or header.codec:
+    if header.layer or header.num_layers or header.first_token or header.num_tokens or header.codec:
         raise ProtocolError(f"A {Kind(header.kind).name} frame has DATA fields.")

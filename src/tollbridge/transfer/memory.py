@@ -22,6 +22,7 @@ class HostMemory(ABC):
     granule_bytes: int
     max_frame_bytes: int = 2 * 1024 * 1024
     num_streams: int = 4  # one stream leaves a fast link idle whenever its thread waits for a core (docs/LOG.md)
+    batch_bytes: int = 0
     shared_fd: int | None = None  # a file whose bytes are laid out as in BufferMemory: other processes can map it
 
     @abstractmethod
@@ -31,6 +32,14 @@ class HostMemory(ABC):
         The range begins on a granule's edge, and a partial last granule counts as a whole one. Neighbouring blocks are
         merged into one view.
         """
+
+    def span_views(self, span: Span) -> list[memoryview]:
+        """Return the views of all layers of `span`, one layer behind the other."""
+        if span.num_layers == 1:
+            return self.views(span.layer, span.table, span.first_token, span.num_tokens)
+        return [
+            view for layer in span.layers for view in self.views(layer, span.table, span.first_token, span.num_tokens)
+        ]
 
     def maybe_blocks(self, layer: int) -> Bytes | None:
         """Return a layer as an array [num_blocks, bytes of a block]; None when its blocks are not one run of bytes."""
@@ -42,19 +51,23 @@ class HostMemory(ABC):
 
     def copy_out(self, span: Span, target: memoryview) -> None:
         """Copy the granules of `span` to `target`, which they fill."""
-        blocks = self.maybe_blocks(span.layer)
-        if blocks is not None and rows.is_whole(span, self.block_size):
-            rows.gather(blocks, span, target, block_size=self.block_size)
-        else:
-            rows.join(self.views(span.layer, span.table, span.first_token, span.num_tokens), target)
+        size = len(target) // span.num_layers
+        for index, layer in enumerate(span.layers):
+            part, blocks = target[index * size : (index + 1) * size], self.maybe_blocks(layer)
+            if blocks is not None and rows.is_whole(span, self.block_size):
+                rows.gather(blocks, span, part, block_size=self.block_size)
+            else:
+                rows.join(self.views(layer, span.table, span.first_token, span.num_tokens), part)
 
     def copy_in(self, source: memoryview, span: Span) -> None:
         """Copy `source` to the granules of `span`, which it fills."""
-        blocks = self.maybe_blocks(span.layer)
-        if blocks is not None and rows.is_whole(span, self.block_size):
-            rows.scatter(source, blocks, span, block_size=self.block_size)
-        else:
-            rows.part(source, self.views(span.layer, span.table, span.first_token, span.num_tokens))
+        size = len(source) // span.num_layers
+        for index, layer in enumerate(span.layers):
+            part, blocks = source[index * size : (index + 1) * size], self.maybe_blocks(layer)
+            if blocks is not None and rows.is_whole(span, self.block_size):
+                rows.scatter(part, blocks, span, block_size=self.block_size)
+            else:
+                rows.part(part, self.views(layer, span.table, span.first_token, span.num_tokens))
 
     def fence(self) -> Fence:
         """Return a fence that is behind us: what the CPU wrote is written."""

@@ -10,7 +10,7 @@ import msgspec
 
 from tollbridge.transfer.base import Fingerprint, LoadRequest, TransferEnd
 from tollbridge.transfer.options import TransferOptions
-from tollbridge.transfer.shared import Layout
+from tollbridge.transfer.shared import DeviceLayout, Layout
 
 _LENGTH_BYTES = 4
 
@@ -21,7 +21,7 @@ class Start(msgspec.Struct, frozen=True, tag=True):
     side: Literal["send", "receive"]
     options: TransferOptions
     fingerprint: Fingerprint
-    layout: Layout
+    layout: Layout | DeviceLayout
     log_level: int
 
 
@@ -94,6 +94,24 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     broken: str = ""  # the invariant that is
 
 
+class Copy(msgspec.Struct, frozen=True, array_like=True):
+    """Copy granules of `num_layers` layers to a slot of the ring (`out`), or from it; see copies.py."""
+
+    out: bool
+    slot: int
+    layer: int
+    num_layers: int
+    blocks: tuple[int, ...]
+    first_token: int  # counted from the first of `blocks`
+    num_tokens: int
+
+
+class Copied(msgspec.Struct, frozen=True, array_like=True):
+    """So many copies are done since the beginning."""
+
+    total: int
+
+
 Order = Start | Register | Publish | Rewind | Shed | Load | Abandon | Inspect
 Report = Ready | Refused | Ended | Answer
 
@@ -107,11 +125,18 @@ class Pipe:
         self._lock = threading.Lock()
         self._encoder = msgspec.msgpack.Encoder()
 
-    def send(self, message: Order | Report) -> None:
+    def send(self, message: Order | Report | Copy | Copied) -> None:
         """Raises OSError when the other end is gone."""
         body = self._encoder.encode(message)
         with self._lock:
             self._sock.sendall(len(body).to_bytes(_LENGTH_BYTES) + body)
+
+    def say(self, message: Copied) -> None:
+        """Send; lost when the other end is gone."""
+        try:
+            self.send(message)
+        except OSError:
+            return
 
     def receive(self) -> bytes | None:
         """Wait for the next message; None when the other end is closed."""
@@ -130,6 +155,13 @@ class Pipe:
             except OSError:
                 return  # the other end is gone
 
+    def break_off(self) -> None:
+        """Let both ends see the end of the stream."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # the other end is gone
+
     def close(self) -> None:
         self._file.close()
         self._sock.close()
@@ -137,3 +169,5 @@ class Pipe:
 
 orders = msgspec.msgpack.Decoder(Order)
 reports = msgspec.msgpack.Decoder(Report)
+copies = msgspec.msgpack.Decoder(Copy)
+copied = msgspec.msgpack.Decoder(Copied)

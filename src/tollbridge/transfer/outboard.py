@@ -9,6 +9,9 @@ What each process knows. The ledger (who is active, who has ended) is here, so t
 answer from elsewhere; books, sockets and deadlines are there. Orders are obeyed in their order. Two wait for an answer:
 `rewind`, because on return nobody may read the blocks, and the gauges.
 
+Memory on a device is not mapped there: the I/O process has the ring, and asks for each copy (copies.py). What is
+published is held back here until it has been computed (gate.py).
+
 Ends. The I/O process ends when the pipe does, so it outlives no engine. When it dies first, and not before the kernel
 says that it is gone and so writes no more, every active transfer ends as failed(io_lost), and the medium takes no new
 ones: the same as when an I/O thread fails.
@@ -25,6 +28,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -41,7 +45,9 @@ from tollbridge.transfer.base import (
     TransferStatistics,
 )
 from tollbridge.transfer.compose import require_load, require_table
-from tollbridge.transfer.frames import transfer_key
+from tollbridge.transfer.copies import CopyDesk
+from tollbridge.transfer.frames import NO_TRANSFER, transfer_key
+from tollbridge.transfer.gate import Gate
 from tollbridge.transfer.ledger import Ledger
 from tollbridge.transfer.memory import HostMemory
 from tollbridge.transfer.options import TransferOptions
@@ -62,7 +68,9 @@ from tollbridge.transfer.orders import (
     Start,
     reports,
 )
-from tollbridge.transfer.shared import Layout
+from tollbridge.transfer.shared import DeviceLayout, Layout, SharedBuffer
+from tollbridge.transfer.stage import PASSED, Fence
+from tollbridge.transfer.staging import DeviceMemory
 from tollbridge.transfer.tally import Tally, Verdict
 from tollbridge.transfer.tcp import TcpReceiver, TcpSender
 
@@ -76,7 +84,6 @@ _LOST = Answer()  # what a process that is gone says: nothing is connected, and 
 def make_sender(memory: KVMemory, fingerprint: Fingerprint, options: TransferOptions) -> KVSender:
     """Return the prefill side, in a process of its own where that can be."""
     if _is_outboard(memory, options):
-        assert isinstance(memory, HostMemory)
         return OutboardSender(memory, fingerprint, options)
     return TcpSender(memory, fingerprint, options)
 
@@ -84,7 +91,6 @@ def make_sender(memory: KVMemory, fingerprint: Fingerprint, options: TransferOpt
 def make_receiver(memory: KVMemory, fingerprint: Fingerprint, options: TransferOptions) -> KVReceiver:
     """Return the decode side, in a process of its own where that can be."""
     if _is_outboard(memory, options):
-        assert isinstance(memory, HostMemory)
         return OutboardReceiver(memory, fingerprint, options)
     return TcpReceiver(memory, fingerprint, options)
 
@@ -96,23 +102,28 @@ class Outboard:
     """
 
     def __init__(
-        self, side: Literal["send", "receive"], memory: HostMemory, fingerprint: Fingerprint, options: TransferOptions
+        self, side: Literal["send", "receive"], memory: KVMemory, fingerprint: Fingerprint, options: TransferOptions
     ) -> None:
-        assert memory.shared_fd is not None
         self.ledger = Ledger(options.media)
         self._side: Literal["send", "receive"] = side
         self._asking = threading.Lock()
         self._answers = queue.SimpleQueue[Answer]()
         ours, theirs = socket.socketpair()
         self._pipe = Pipe(ours)
+        self._shared = shared = _share(memory, options, name=f"kv-{side}-copies")
         with theirs:
-            self._process = _spawn(theirs.fileno(), memory.shared_fd)
+            self._process = _spawn(theirs.fileno(), *shared.fds)
+        shared.passed_on()
         self.pid = self._process.pid
         level = logging.getLogger("tollbridge").getEffectiveLevel()
-        self.tell(Start(side, options, fingerprint, Layout.of(memory), level))
+        self.tell(Start(side, options, fingerprint, shared.layout, level))
         self.address = self._await_ready(ours)
         self._thread = threading.Thread(target=self._listen, name=f"kv-{side}-outboard", daemon=True)
         self._thread.start()
+
+    def hold(self, fence: Fence) -> None:
+        """Let nothing that is asked for from now on touch the memory before `fence` is behind us."""
+        self._shared.hold(fence)
 
     def tell(self, order: Order) -> None:
         """Give an order; lost when the process is gone."""
@@ -165,6 +176,7 @@ class Outboard:
         self._pipe.close()
         self._process.kill()
         self._process.wait()
+        self._shared.close()
         if isinstance(report, Refused):
             raise (ConfigError if report.kind == ConfigError.__name__ else StartupError)(report.message)
         raise StartupError(f"The KV I/O process did not start (exit status {self._process.returncode}).")
@@ -178,7 +190,8 @@ class Outboard:
                     self.ledger.end(end)
             elif isinstance(report, Answer):
                 self._answers.put(report)
-        status = self._process.wait()  # from here on nothing touches the blocks
+        status = self._process.wait()
+        self._shared.close()  # from here on nothing touches the blocks
         self.ledger.close()
         self._give_up(f"The KV I/O process of this worker ended (exit status {status}).")
         self._answers.put(_LOST)
@@ -196,7 +209,7 @@ class Outboard:
 class OutboardSender:
     """A KVSender; see the top of the file."""
 
-    def __init__(self, memory: HostMemory, fingerprint: Fingerprint, options: TransferOptions | None = None) -> None:
+    def __init__(self, memory: KVMemory, fingerprint: Fingerprint, options: TransferOptions | None = None) -> None:
         self._memory = memory
         self.outboard = Outboard("send", memory, fingerprint, options or TransferOptions())
         self._ledger = self.outboard.ledger
@@ -204,7 +217,12 @@ class OutboardSender:
         self.poll: Callable[[], list[TransferEnd]] = self._ledger.poll
         self.set_listener = self._ledger.set_listener
         self.check = self.outboard.check
-        self.close = self.outboard.close
+        self._gate = Gate(lambda task: task(), name="kv-gate-outboard")
+
+    def close(self) -> None:
+        """End everything as cancelled(shutdown); return when the process is gone. Idempotent."""
+        self._gate.close()
+        self.outboard.close()
 
     def register(self, transfer_id: str, *, digest: bytes, num_tokens: int) -> None:
         """Announce a transfer; TransferError when its id is malformed or active here."""
@@ -218,10 +236,12 @@ class OutboardSender:
         """Say what is in memory; ValueError when `block_table` does not cover it or `layer` does not exist."""
         table = tuple(block_table)
         require_table(self._memory, table, num_tokens, layer)
-        self.outboard.tell(Publish(transfer_id, table, num_tokens, layer))
+        task = partial(self.outboard.tell, Publish(transfer_id, table, num_tokens, layer))
+        self._gate.after(transfer_key(transfer_id), self._memory.fence(), task)
 
     def rewind(self, transfer_id: str) -> None:
         """Forget what was published; on return no thread reads the blocks."""
+        self._gate.forget(transfer_key(transfer_id))
         self.outboard.ask(Rewind(transfer_id))
 
     def cancel(self, transfer_id: str, detail: str) -> None:
@@ -230,7 +250,8 @@ class OutboardSender:
 
     def shed(self, transfer_ids: Sequence[str], max_blocks: int, *, unsent_too: bool) -> None:
         """Fail finished sends until the others hold at most `max_blocks`."""
-        self.outboard.tell(Shed(tuple(transfer_ids), max_blocks, unsent_too))
+        task = partial(self.outboard.tell, Shed(tuple(transfer_ids), max_blocks, unsent_too))
+        self._gate.after(NO_TRANSFER, PASSED, task)  # behind what was published before: that is what it counts
 
     def statistics(self) -> TransferStatistics:
         gauges = self.outboard.inspect()
@@ -242,7 +263,7 @@ class OutboardSender:
 class OutboardReceiver:
     """A KVReceiver; see the top of the file."""
 
-    def __init__(self, memory: HostMemory, fingerprint: Fingerprint, options: TransferOptions | None = None) -> None:
+    def __init__(self, memory: KVMemory, fingerprint: Fingerprint, options: TransferOptions | None = None) -> None:
         self._memory = memory
         self.outboard = Outboard("receive", memory, fingerprint, options or TransferOptions())
         self._ledger = self.outboard.ledger
@@ -257,6 +278,7 @@ class OutboardReceiver:
         load = replace(load, block_table=tuple(load.block_table))
         require_load(self._memory, load)
         self._ledger.begin(load.transfer_id)
+        self.outboard.hold(self._memory.fence())  # blocks may still be read by what was issued for their former owner
         self.outboard.tell(Load(load))
 
     def cancel(self, transfer_id: str, detail: str) -> None:
@@ -270,7 +292,7 @@ class OutboardReceiver:
 
 
 def _is_outboard(memory: KVMemory, options: TransferOptions) -> bool:
-    can = isinstance(memory, HostMemory) and memory.shared_fd is not None
+    can = isinstance(memory, DeviceMemory) or (isinstance(memory, HostMemory) and memory.shared_fd is not None)
     if options.io == "process" and not can:
         raise ConfigError(
             "transfer.io process needs KV memory that can be shared, which this engine's is not: use auto."
@@ -278,13 +300,61 @@ def _is_outboard(memory: KVMemory, options: TransferOptions) -> bool:
     return can and options.io != "threads"
 
 
-def _spawn(pipe_fd: int, memory_fd: int) -> subprocess.Popen[bytes]:
+class _SharedCache:
+    """KV in host memory, which the I/O process maps."""
+
+    def __init__(self, memory: HostMemory) -> None:
+        assert memory.shared_fd is not None
+        self.fds: tuple[int, ...] = (memory.shared_fd,)
+        self.layout: Layout | DeviceLayout = Layout.of(memory)
+
+    def passed_on(self) -> None:
+        """Nothing is ours."""
+
+    def hold(self, fence: Fence) -> None:
+        """Nothing is issued: what the CPU did is done."""
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+class _SharedRing:
+    """KV on a device: a ring that both processes map, and the desk that copies between the two."""
+
+    def __init__(self, memory: DeviceMemory, options: TransferOptions, *, name: str) -> None:
+        self.layout = DeviceLayout.of(memory, options)
+        self._ring = SharedBuffer(self.layout.ring_bytes)
+        copier = memory.copier(
+            memoryview(self._ring.data), num_slots=self.layout.num_slots, slot_bytes=self.layout.slot_bytes
+        )
+        ours, self._theirs = socket.socketpair()
+        self.fds: tuple[int, ...] = (self._ring.fd, self._theirs.fileno())
+        self._desk = CopyDesk(Pipe(ours), copier, name=name)
+
+    def passed_on(self) -> None:
+        self._theirs.close()
+
+    def hold(self, fence: Fence) -> None:
+        self._desk.hold(fence)
+
+    def close(self) -> None:
+        self._desk.close()
+
+
+def _share(memory: KVMemory, options: TransferOptions, *, name: str) -> _SharedCache | _SharedRing:
+    if isinstance(memory, HostMemory):
+        return _SharedCache(memory)
+    assert isinstance(memory, DeviceMemory)
+    return _SharedRing(memory, options, name=name)
+
+
+def _spawn(*fds: int) -> subprocess.Popen[bytes]:
     # the child finds this very package, whatever made it importable here; stdout belongs to the worker's ready line
     package_path = str(Path(tollbridge.__file__).parents[1])
     path = os.pathsep.join(filter(None, [package_path, os.environ.get("PYTHONPATH")]))
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "tollbridge.transfer.outboard_main", str(pipe_fd), str(memory_fd)],
-        pass_fds=(pipe_fd, memory_fd),
+        [sys.executable, "-P", "-m", "tollbridge.transfer.outboard_main", *map(str, fds)],
+        pass_fds=fds,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": path},

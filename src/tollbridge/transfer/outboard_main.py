@@ -1,8 +1,9 @@
-"""The I/O process of outboard.py: `python -m tollbridge.transfer.outboard_main PIPE_FD MEMORY_FD`."""
+"""The I/O process of outboard.py: `python -m tollbridge.transfer.outboard_main PIPE_FD MEMORY_FD [COPIES_FD]`."""
 
 from __future__ import annotations
 
 import logging
+import mmap
 import os
 import signal
 import socket
@@ -12,6 +13,8 @@ from contextlib import suppress
 
 from tollbridge.errors import TollbridgeError
 from tollbridge.obs import logs
+from tollbridge.transfer.base import KVMemory
+from tollbridge.transfer.copies import RemoteMemory
 from tollbridge.transfer.orders import (
     Abandon,
     Answer,
@@ -28,16 +31,17 @@ from tollbridge.transfer.orders import (
     Start,
     orders,
 )
-from tollbridge.transfer.shared import attach
+from tollbridge.transfer.shared import DeviceLayout, Layout, attach
 from tollbridge.transfer.tcp import TcpReceiver, TcpSender
 
 Side = TcpSender | TcpReceiver
+EXIT_LOST = 70
 
 
 def main(arguments: Sequence[str]) -> int:
     """Serve one side until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the engine says when to end
-    pipe_fd, memory_fd = map(int, arguments)
+    pipe_fd, *memory_fds = map(int, arguments)
     pipe = Pipe(socket.socket(fileno=pipe_fd))
     data = pipe.receive()
     start = orders.decode(data) if data is not None else None
@@ -45,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0  # the engine is gone
     logs.configure(level=logging.getLevelName(start.log_level))
     try:
-        side = _make(start, memory_fd)
+        side = _make(start, memory_fds)
     except TollbridgeError as error:
         pipe.send(Refused(type(error).__name__, error.message))
         return 0
@@ -60,10 +64,22 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _make(start: Start, memory_fd: int) -> Side:
-    memory = attach(memory_fd, start.layout)
-    os.close(memory_fd)
+def _make(start: Start, fds: Sequence[int]) -> Side:
+    memory = _attach(start.layout, fds)
+    os.close(fds[0])
     return (TcpSender if start.side == "send" else TcpReceiver)(memory, start.fingerprint, start.options)
+
+
+def _attach(layout: Layout | DeviceLayout, fds: Sequence[int]) -> KVMemory:
+    if isinstance(layout, Layout):
+        return attach(fds[0], layout)
+    ring = memoryview(mmap.mmap(fds[0], layout.ring_bytes))
+    return RemoteMemory(layout, ring, Pipe(socket.socket(fileno=fds[1])), _give_up)
+
+
+def _give_up() -> None:
+    """Nobody makes the copies any more, so no transfer here can come to an end; the engine hears of it."""
+    os._exit(EXIT_LOST)
 
 
 def _report(pipe: Pipe, side: Side) -> None:

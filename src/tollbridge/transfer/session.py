@@ -1,9 +1,11 @@
 """The state of one transfer on each side, without I/O: what may be sent next, what has arrived, what is overdue.
 
 Send side. The engine publishes token watermarks per layer; decode opens a range. Whatever is published, within the
-range and not yet sent may leave, lowest layer first. `sent` only grows: bytes given to the kernel were copied, so a
-rewind (preemption) forgets what was published and nothing else. As both are watermarks, a completeness sweep is a
-comparison per layer.
+range and not yet sent may leave, lowest layer first. Where frames are dear (`KVMemory.batch_bytes`), layers that are
+ready together share one, and the first layers of a pass wait for the next ones until they are worth one, or the pass is
+through: its last layer is published, so nothing is waited for that may be long in coming. `sent` only grows: bytes
+given to the kernel were copied, so a rewind (preemption) forgets what was published and nothing else. As both are
+watermarks, a completeness sweep is a comparison per layer.
 
 Receive side. Completeness is a set of tokens per layer, not a watermark, so frames may come twice or in any order.
 """
@@ -30,9 +32,10 @@ def payload_bytes(memory: KVMemory, num_tokens: int) -> int:
 
 
 class Chunk(NamedTuple):
-    """One DATA frame to be composed: tokens [first_token, first_token + num_tokens) of `layer`."""
+    """One DATA frame to be composed: tokens [first_token, first_token + num_tokens) of a run of layers."""
 
     layer: int
+    num_layers: int
     first_token: int
     num_tokens: int
 
@@ -163,8 +166,8 @@ class SendSession:
         if self.opening is None or not self.registered or self._unsent_tokens == 0:
             return False
         while self._first_layer < len(self._sent):
-            if self._sent[self._first_layer] < self._ready_token(self._first_layer):
-                return True
+            if self._num_ready(self._first_layer) > 0:
+                return self._is_worth_a_frame()
             self._first_layer += 1
         return False
 
@@ -173,15 +176,12 @@ class SendSession:
         if not self.has_data():
             return None
         assert self.opening is not None
-        layer, granule = self._first_layer, self._memory.granule
-        first_token = self._sent[layer]
-        max_granules = max(1, min(max_bytes, self.opening.max_payload_bytes) // self._memory.granule_bytes)
-        num_tokens = min(self._ready_token(layer) - first_token, max_granules * granule)
-        self._sent[layer] += num_tokens
-        self._unsent_tokens -= num_tokens
+        chunk = self._next_chunk(min(max_bytes, self.opening.max_payload_bytes))
+        for layer in range(chunk.layer, chunk.layer + chunk.num_layers):
+            self._sent[layer] += chunk.num_tokens
+        self._unsent_tokens -= chunk.num_tokens * chunk.num_layers
         now_s = self._clock.monotonic()
-        chunk = Chunk(layer, first_token, num_tokens)
-        self.tally.frame(payload_bytes(self._memory, chunk.num_tokens))
+        self.tally.frame(payload_bytes(self._memory, chunk.num_tokens) * chunk.num_layers)
         self.tally.moved(now_s)
         self._overdue_from_s = now_s
         return chunk
@@ -214,6 +214,37 @@ class SendSession:
         first, end = self.opening.first_token, self.opening.end_token
         assert all(first <= sent <= end for sent in self._sent)
         assert self._unsent_tokens == sum(end - sent for sent in self._sent)
+
+    def _next_chunk(self, max_bytes: int) -> Chunk:
+        """Return what of the first layer may leave, with as many of the next ones as have just the same."""
+        layer, granule = self._first_layer, self._memory.granule
+        first_token, num_ready = self._sent[layer], self._num_ready(layer)
+        num_tokens = min(num_ready, max(1, max_bytes // self._memory.granule_bytes) * granule)
+        end_layer, layer_bytes = layer + 1, payload_bytes(self._memory, num_tokens)
+        while (
+            self._memory.batch_bytes
+            and end_layer < len(self._sent)
+            and (end_layer + 1 - layer) * layer_bytes <= max_bytes
+            and self._sent[end_layer] == first_token
+            and self._num_ready(end_layer) == num_ready
+        ):
+            end_layer += 1
+        return Chunk(layer, end_layer - layer, first_token, num_tokens)
+
+    def _is_worth_a_frame(self) -> bool:
+        """Return whether what is ready is enough, or all that comes soon."""
+        missing_bytes = self._memory.batch_bytes
+        if missing_bytes <= 0 or self._num_ready(len(self._sent) - 1) > 0:
+            return True
+        for layer in range(self._first_layer, len(self._sent)):
+            missing_bytes -= payload_bytes(self._memory, max(0, self._num_ready(layer)))
+            if missing_bytes <= 0:
+                return True
+        return False
+
+    def _num_ready(self, layer: int) -> int:
+        """Return how many tokens of a layer may leave."""
+        return self._ready_token(layer) - self._sent[layer]
 
     def _ready_token(self, layer: int) -> int:
         """Return the end of what may leave: whole granules, and the partial last one with the end of the range."""
@@ -271,25 +302,15 @@ class ReceiveSession:
 
         Raises ProtocolError when the frame does not fit the range that was asked for.
         """
-        end = header.first_token + header.num_tokens
-        load = self.load
-        if header.layer >= len(self._arrived) or not (
-            load.first_token <= header.first_token and end <= load.first_token + load.num_tokens
-        ):
-            raise ProtocolError(
-                f"Prefill sent layer {header.layer}, tokens {header.first_token}..{end}: not asked for."
-            )
-        granule = self._memory.granule
-        if header.first_token % granule or (end % granule and end != load.first_token + load.num_tokens):
-            raise ProtocolError(f"Prefill sent tokens {header.first_token}..{end}: not whole granules of {granule}.")
-        if header.payload_bytes != payload_bytes(self._memory, header.num_tokens):
-            raise ProtocolError(f"Prefill sent {header.payload_bytes} bytes for {header.num_tokens} tokens.")
-        begun = self._begun[header.layer]
-        if begun.covers(header.first_token, end):
+        self.tally.begun(self._clock.monotonic())
+        self._require_asked_for(header)
+        end, layers = header.first_token + header.num_tokens, _layers(header)
+        if all(self._begun[layer].covers(header.first_token, end) for layer in layers):
             return None  # a copy must not overwrite what was verified
-        if begun.add(header.first_token, end) < header.num_tokens:
+        num_new = sum(self._begun[layer].add(header.first_token, end) for layer in layers)
+        if num_new < header.num_tokens * header.num_layers:
             raise ProtocolError(f"Prefill sent tokens {header.first_token}..{end}: some of them for the second time.")
-        return Span(header.layer, load.block_table, header.first_token, header.num_tokens)
+        return Span(header.layer, self.load.block_table, header.first_token, header.num_tokens, header.num_layers)
 
     def moved(self) -> None:
         """Note that payload bytes arrived."""
@@ -299,7 +320,8 @@ class ReceiveSession:
     def arrived(self, header: Header) -> None:
         """Record a frame whose checksum fits."""
         end = header.first_token + header.num_tokens
-        self._missing_tokens -= self._arrived[header.layer].add(header.first_token, end)
+        for layer in _layers(header):
+            self._missing_tokens -= self._arrived[layer].add(header.first_token, end)
 
     def overdue(self, options: TransferOptions) -> Verdict | None:
         """Return why the transfer must end now, None when it may go on."""
@@ -323,3 +345,20 @@ class ReceiveSession:
             assert all(begun.covers(*each) for each in arrived.ranges())
         total = self.load.num_tokens * len(self._arrived)
         assert self._missing_tokens == total - sum(len(arrived) for arrived in self._arrived)
+
+    def _require_asked_for(self, header: Header) -> None:
+        end, load = header.first_token + header.num_tokens, self.load
+        what = f"layers {header.layer}..{header.layer + header.num_layers}, tokens {header.first_token}..{end}"
+        if header.layer + header.num_layers > len(self._arrived) or not (
+            load.first_token <= header.first_token and end <= load.first_token + load.num_tokens
+        ):
+            raise ProtocolError(f"Prefill sent {what}: not asked for.")
+        granule = self._memory.granule
+        if header.first_token % granule or (end % granule and end != load.first_token + load.num_tokens):
+            raise ProtocolError(f"Prefill sent tokens {header.first_token}..{end}: not whole granules of {granule}.")
+        if header.payload_bytes != payload_bytes(self._memory, header.num_tokens) * header.num_layers:
+            raise ProtocolError(f"Prefill sent {header.payload_bytes} bytes for {what}.")
+
+
+def _layers(header: Header) -> range:
+    return range(header.layer, header.layer + header.num_layers)

@@ -8,6 +8,8 @@ import os
 import msgspec
 
 from tollbridge.transfer.memory import BufferMemory, HostMemory
+from tollbridge.transfer.options import TransferOptions
+from tollbridge.transfer.staging import DeviceMemory, ring_shape
 
 
 class SharedBuffer:
@@ -23,7 +25,7 @@ class SharedBuffer:
             os.close(self.fd)  # the mapping goes with its last view
 
 
-class Layout(msgspec.Struct, frozen=True, kw_only=True):
+class Layout(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The shape of bytes laid out as `BufferMemory` has them."""
 
     num_layers: int
@@ -45,6 +47,47 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_bytes(self) -> int:
         return self.num_layers * self.num_blocks * self.block_size * self.token_bytes
+
+
+class DeviceLayout(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A KV memory that its own process alone can address, and the ring of host memory that it shares."""
+
+    num_layers: int
+    num_blocks: int
+    block_size: int
+    granule: int
+    granule_bytes: int
+    max_frame_bytes: int
+    num_streams: int
+    batch_bytes: int
+    num_slots: int
+    slot_bytes: int
+
+    @classmethod
+    def of(cls, memory: DeviceMemory, options: TransferOptions) -> DeviceLayout:
+        """Return the layout of `memory`, with a ring as `options` ask for it; ConfigError: too small."""
+        max_frame_bytes = options.max_frame_bytes or memory.max_frame_bytes
+        num_slots, slot_bytes = ring_shape(
+            ring_bytes=options.ring_bytes or memory.ring_bytes,
+            max_payload_bytes=max_frame_bytes,
+            granule_bytes=memory.granule_bytes,
+        )
+        return cls(
+            num_layers=memory.num_layers,
+            num_blocks=memory.num_blocks,
+            block_size=memory.block_size,
+            granule=memory.granule,
+            granule_bytes=memory.granule_bytes,
+            max_frame_bytes=max_frame_bytes,
+            num_streams=memory.num_streams,
+            batch_bytes=memory.batch_bytes,
+            num_slots=num_slots,
+            slot_bytes=slot_bytes,
+        )
+
+    @property
+    def ring_bytes(self) -> int:
+        return self.num_slots * self.slot_bytes
 
 
 def attach(fd: int, layout: Layout) -> BufferMemory:

@@ -17,12 +17,20 @@ from xxhash import xxh3_64
 
 
 class Span(NamedTuple):
-    """Tokens [first_token, first_token + num_tokens) of `layer`, in the blocks of `table`."""
+    """Tokens [first_token, first_token + num_tokens) of `num_layers` layers from `layer` on, in the blocks of `table`.
+
+    As bytes: layer by layer.
+    """
 
     layer: int
     table: Sequence[int]
     first_token: int
     num_tokens: int
+    num_layers: int = 1
+
+    @property
+    def layers(self) -> range:
+        return range(self.layer, self.layer + self.num_layers)
 
 
 class Fence(Protocol):
@@ -148,7 +156,7 @@ NOWHERE: Landing = _Nowhere()
 class Viewable(Protocol):
     """Memory that the CPU can address (memory.HostMemory)."""
 
-    def views(self, layer: int, block_table: Sequence[int], first_token: int, num_tokens: int) -> list[memoryview]: ...
+    def span_views(self, span: Span) -> list[memoryview]: ...
     def regions(self) -> list[memoryview]: ...
     def copy_out(self, span: Span, target: memoryview) -> None: ...
     def copy_in(self, source: memoryview, span: Span) -> None: ...
@@ -197,7 +205,7 @@ class _DirectParcel:
     def __init__(self, memory: Viewable, span: Span) -> None:
         self._memory = memory
         self._span: Span | None = span  # None: the views are a copy
-        self._views = memory.views(span.layer, span.table, span.first_token, span.num_tokens)
+        self._views = memory.span_views(span)
         self.num_bytes = sum(map(len, self._views))
 
     def copy_to(self, target: memoryview) -> None:
@@ -231,7 +239,7 @@ class _DirectLanding:
     )  # fits the CPU's cache: hashing what is still in L2 costs a fifth of hashing it from memory
 
     def __init__(self, memory: Viewable, span: Span) -> None:
-        self.buffers: Sequence[memoryview] = memory.views(span.layer, span.table, span.first_token, span.num_tokens)
+        self.buffers: Sequence[memoryview] = memory.span_views(span)
         self._memory = memory
         self._span = span
 

@@ -18,13 +18,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64
 
 from tollbridge.errors import ConfigError
+from tollbridge.transfer.base import KVMemory
 from tollbridge.transfer.rows import join, part
 from tollbridge.transfer.stage import Fence, Landing, Parcel, Span
 
@@ -44,15 +45,30 @@ class Copier(Protocol):
         ...
 
     def gather(self, span: Span, slot: int) -> Fence:
-        """Copy the granules of `span` into a slot, one behind the other."""
+        """Copy the granules of `span` into a slot, one behind the other, and so the layers."""
         ...
 
     def scatter(self, slot: int, span: Span, after: Fence) -> Fence:
         """Copy a slot to the granules of `span`, once `after` is behind us."""
         ...
 
+    def hold(self, fence: Fence) -> None:
+        """Let no copy that is issued from now on begin before `fence` is behind us. Any thread."""
+        ...
+
     def close(self) -> None:
         """Free the slots; all copies are done."""
+        ...
+
+
+@runtime_checkable
+class DeviceMemory(KVMemory, Protocol):
+    """A KVMemory which copies to and from a ring, that another process may have made (copies.py)."""
+
+    ring_bytes: int  # of a ring, when the options name no number
+
+    def copier(self, ring: memoryview, *, num_slots: int, slot_bytes: int) -> Copier:
+        """Return what copies to and from `ring`, which must be writable and lives as long."""
         ...
 
 
@@ -159,7 +175,7 @@ class RingStage:
             self._free.append(self._landed.popleft()[1])
 
     def _num_bytes(self, span: Span) -> int:
-        return -(-span.num_tokens // self._granule) * self._granule_bytes
+        return span.num_layers * -(-span.num_tokens // self._granule) * self._granule_bytes
 
 
 class _RingParcel:

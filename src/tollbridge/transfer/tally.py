@@ -35,6 +35,11 @@ class Tally:
         """Count one control frame, sent or received."""
         self.control_bytes += HEADER_BYTES + body_bytes
 
+    def begun(self, now_s: float) -> None:
+        """Note that a payload is about to arrive: one that comes whole has taken time all the same."""
+        if self.first_byte_s is None:
+            self.first_byte_s = now_s
+
     def moved(self, now_s: float) -> None:
         """Note that payload bytes moved."""
         if self.first_byte_s is None:

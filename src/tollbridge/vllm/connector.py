@@ -24,7 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import base
 
 from tollbridge.clock import SystemClock
 from tollbridge.transfer.base import TransferEnd
-from tollbridge.transfer.tcp import TcpReceiver, TcpSender
+from tollbridge.transfer.outboard import make_receiver, make_sender
 from tollbridge.vllm import installed, support, tally
 from tollbridge.vllm.admission import Admission
 from tollbridge.vllm.blocks import Pieces, block_memory
@@ -132,8 +132,8 @@ class TollbridgeConnector(base.KVConnectorBase_V1):
         fingerprint = installed.fingerprint(config, layout, tp_rank=rank)
         options = settings.options(rank)
         transfer_config = config.kv_transfer_config
-        sender = TcpSender(memory, fingerprint, options) if transfer_config.is_kv_producer else None
-        receiver = TcpReceiver(memory, fingerprint, options) if transfer_config.is_kv_consumer else None
+        sender = make_sender(memory, fingerprint, options) if transfer_config.is_kv_producer else None
+        receiver = make_receiver(memory, fingerprint, options) if transfer_config.is_kv_consumer else None
         trace = settings.maybe_trace(f"worker{rank}")
         make_worker = WorkerSide if trace is None else partial(TracedWorker, trace=trace)
         self._worker = make_worker(
