@@ -76,6 +76,10 @@ async def _shape(
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             runner = Runner(_arms(session, pairs), rng, repetitions)
             await runner.warm_up()
+            await asyncio.sleep(1)  # metrics are told after the step
+            ours = [pair for pair in pairs.values() if pair.is_ours]
+            for pair in ours:
+                await legs.verified_splits(session, pair)
             idle = {server.name: server.rss_bytes() for server in servers}
             figures: dict[str, Any] = {
                 "kv_bytes_per_token": kv_bytes_per_token(shape),
@@ -83,6 +87,7 @@ async def _shape(
                 "together": await runner.together(),
                 "steady": await runner.steady(STEADY_S, STEADY_INTERVAL_S),
                 "ceiling_ms": sockets_ms,
+                "verified_splits": {pair.transport: await legs.verified_splits(session, pair) for pair in ours},
             }
             figures["rss_above_idle_mib"] = {s.name: (s.rss_bytes() - idle[s.name]) / 2**20 for s in servers}
             return figures

@@ -42,7 +42,7 @@ async def split(
 ) -> Stream:
     """Split by the pair's transport; TTFT counts from when the first leg is sent."""
     sent_s = time.monotonic()
-    if pair.transport == "tollbridge":
+    if pair.is_ours:
         await _tollbridge(session, pair, prompt, max_tokens, result)
     elif pair.transport == "nixl-push":
         await _nixl_push(session, pair, prompt, max_tokens, result)
@@ -97,6 +97,20 @@ async def _nixl_push(
         stream(session, pair.decode.url, body(prompt, max_tokens) | {"kv_transfer_params": decode}, into=result,
                headers=headers),
     )  # fmt: skip
+
+
+async def verified_splits(session: aiohttp.ClientSession, pair: Pair) -> int:
+    """Return how many loads of `pair` ended done, as decode's metrics say; RuntimeError when one did not."""
+    async with session.get(pair.decode.url + "/metrics") as response:
+        lines = (await response.text()).splitlines()
+    outcomes = dict.fromkeys(("done", "failed"), 0)
+    for line in lines:
+        if line.startswith("vllm:tollbridge_transfers_total{") and 'side="receive"' in line:
+            outcome = "done" if 'outcome="done"' in line else "failed"
+            outcomes[outcome] += int(float(line.rpartition(" ")[2]))
+    if outcomes["failed"] or not outcomes["done"]:
+        raise RuntimeError(f"{pair.transport}: {outcomes['done']} splits came about, {outcomes['failed']} did not")
+    return outcomes["done"]
 
 
 def _remote_decode() -> dict[str, Any]:

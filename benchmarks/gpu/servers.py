@@ -95,6 +95,10 @@ class Pair:
     prefill: Server
     decode: Server
 
+    @property
+    def is_ours(self) -> bool:
+        return self.transport.startswith("tollbridge")
+
 
 def kv_transfer_config(spec: Spec, kv_port: int) -> dict[str, object]:
     """Return `--kv-transfer-config` of a server."""
