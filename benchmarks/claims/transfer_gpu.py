@@ -7,8 +7,8 @@ and 4 streams, and one request with 4. All arms run once per repetition, in rota
 a repetition, against the best plain-socket arm of that repetition. After each transfer every byte of decode's blocks is
 compared, on the GPU.
 
-Environment, for ours: TRANSFER_GPU_IO, TRANSFER_GPU_STREAMS (default: what the memory asks for), TRANSFER_GPU_FRAME_KIB,
-TRANSFER_GPU_RING_MIB.
+Environment, for ours: TRANSFER_GPU_IO, TRANSFER_GPU_STREAMS, TRANSFER_GPU_FRAME_KIB, TRANSFER_GPU_RING_MIB (default:
+what the memory asks for).
 """
 
 from __future__ import annotations

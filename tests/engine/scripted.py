@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.engine.fakes import TIMEOUT_S
-from tollbridge.transfer.base import LoadRequest, TransferEnd
+from tollbridge.transfer.base import LoadRequest, Published, TransferEnd
 
 
 class Script:
@@ -87,6 +87,10 @@ class ScriptedSender(Script):
 
     def shed(self, transfer_ids: Sequence[str], max_blocks: int, *, unsent_too: bool) -> None:
         self._record("shed", tuple(transfer_ids), max_blocks, unsent_too)
+
+    def publish_all(self, chunks: Sequence[Published], *, layer: int | None = None) -> None:
+        for chunk in chunks:
+            self.publish(*chunk, layer=layer)
 
     def rewind(self, transfer_id: str) -> None:
         self._record("rewind", transfer_id)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.transfer.fake_device import DeviceMemory, FakeDevice
 from tests.transfer.harness import DIGEST, FINGERPRINT, WAIT_S, Cache, Pair, make_pair, new_id
 from tollbridge.errors import ConfigError, StartupError, TransferError
 from tollbridge.transfer.base import Reason
@@ -22,12 +23,19 @@ from tollbridge.transfer.tcp import TcpReceiver, TcpSender
 TABLE = list(range(8))
 
 
-@pytest.fixture
-def pair() -> Iterator[Pair]:
-    made = make_pair("process")
+@pytest.fixture(params=["process", "remote"])  # the I/O process has the cache, or a ring beside it
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    made = make_pair(request.param)
     yield made
     made.receiver.close()
     made.sender.close()
+    for device in devices_of(made):
+        device.close()
+
+
+def devices_of(pair: Pair) -> list[FakeDevice]:
+    memories = (pair.send_cache.memory, pair.receive_cache.memory)
+    return [memory.device for memory in memories if isinstance(memory, DeviceMemory)]
 
 
 def sender_of(pair: Pair) -> OutboardSender:
@@ -47,6 +55,35 @@ def test_when_the_io_process_dies_its_transfers_fail_and_the_medium_is_closed(pa
     pair.sender.rewind(transfer_id)  # returns: nobody reads
     assert pair.sender.statistics().num_connections == 0
     pair.sender.check()
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_when_the_device_fails_the_transfers_of_that_side_fail(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = make_pair("remote")
+
+    def fail(work: object) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(devices_of(pair)[side], "copy", fail)
+    transfer_id = new_id()
+    pair.sender.register(transfer_id, digest=DIGEST, num_tokens=100)
+    pair.receiver.open(pair.load(transfer_id, TABLE, 100))
+    pair.sender.publish(transfer_id, TABLE, 100)
+    ends = pair.ends(transfer_id)
+    assert [end.outcome for end in ends] == ["failed", "failed"]
+    assert (ends[side].reason, ends[1 - side].reason) == (Reason.IO_LOST, Reason.PEER_LOST)
+    for each in (pair.receiver, pair.sender):
+        each.close()
+    for device in devices_of(pair):
+        device.close()
+
+
+def test_a_ring_that_is_too_small_is_refused() -> None:
+    device = FakeDevice()
+    cache = Cache(8, 16, seed=1, device=device)
+    with pytest.raises(ConfigError, match="needs 4: raise"):
+        OutboardSender(cache.memory, FINGERPRINT, TransferOptions(ring_bytes=4096))
+    device.close()
 
 
 def test_decode_hears_that_prefills_io_process_died(pair: Pair) -> None:

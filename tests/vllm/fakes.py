@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tollbridge.transfer.base import LoadRequest, TransferEnd, TransferStatistics
+from tollbridge.transfer.base import LoadRequest, Published, TransferEnd, TransferStatistics
 from tollbridge.wire.params import Role, TransferParams, sign
 
 SECRET = b"unit-test-secret-0123456789"
@@ -105,6 +105,10 @@ class Medium:
     ) -> None:
         assert len(block_table) >= num_tokens
         self.calls.append(("publish", transfer_id, num_tokens, layer))
+
+    def publish_all(self, chunks: Sequence[Published], *, layer: int | None = None) -> None:
+        for chunk in chunks:
+            self.publish(*chunk, layer=layer)
 
     def rewind(self, transfer_id: str) -> None:
         self.calls.append(("rewind", transfer_id))

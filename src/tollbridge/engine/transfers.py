@@ -24,7 +24,7 @@ from tollbridge.errors import RequestError, TransferError, UnsupportedError
 from tollbridge.sched.plan import StepPlan
 from tollbridge.sched.scheduler import Scheduler
 from tollbridge.sched.sequence import State, TokenSequence
-from tollbridge.transfer.base import KVReceiver, KVSender, LoadRequest, TransferEnd
+from tollbridge.transfer.base import KVReceiver, KVSender, LoadRequest, Published, TransferEnd
 from tollbridge.wire.params import Role, TransferParams
 
 VETOED = "vetoed"  # reason of a load that decode did not want
@@ -137,16 +137,14 @@ class TransferDesk:
             return _no_layer_hook
 
         def publish_layer(layer: int) -> None:
-            for transfer_id, block_table, num_tokens in sends:
-                sender.publish(transfer_id, block_table, num_tokens, layer=layer)
+            sender.publish_all(sends, layer=layer)
 
         return publish_layer
 
     def computed(self, plan: StepPlan) -> None:
         """Publish every layer of a plan that ran: the sweep behind the layer hook."""
         if self._sender is not None and self._sends_by_request:
-            for transfer_id, block_table, num_tokens in self._chunks_to_send(plan):
-                self._sender.publish(transfer_id, block_table, num_tokens)
+            self._sender.publish_all(self._chunks_to_send(plan))
 
     def before_preempt(self, sequence: TokenSequence) -> None:
         """Take back what was published, before the blocks go."""
@@ -224,7 +222,7 @@ class TransferDesk:
             if side is not None:
                 side.check()
 
-    def _chunks_to_send(self, plan: StepPlan) -> list[tuple[str, list[int], int]]:
+    def _chunks_to_send(self, plan: StepPlan) -> list[Published]:
         """Return (transfer id, block table, prompt tokens computed after this step) for each send in the plan."""
         if not self._sends_by_request:
             return []
@@ -233,7 +231,7 @@ class TransferDesk:
             live = self._sends_by_request.get(chunk.request_id)
             if live is not None and chunk.first_token < live.sequence.num_prompt_tokens:
                 num_tokens = min(chunk.first_token + len(chunk.token_ids), live.sequence.num_prompt_tokens)
-                sends.append((live.transfer_id, live.sequence.block_table, num_tokens))
+                sends.append(Published(live.transfer_id, live.sequence.block_table, num_tokens))
         return sends
 
     def _is_unopened_load(self, live: LiveRequest) -> bool:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -125,6 +125,14 @@ class TransferStatistics:
     pending_bytes: int = 0  # KV of open transfers that has still to cross
 
 
+class Published(NamedTuple):
+    """The KV of tokens [0, num_tokens) of a transfer is in memory; `block_table` covers it."""
+
+    transfer_id: str
+    block_table: Sequence[int]
+    num_tokens: int
+
+
 SendState = Literal["unknown", "queued", "computing", "sending", "ended"]
 
 
@@ -148,6 +156,10 @@ class KVSender(Protocol):
         Called per layer and chunk while prefill runs, and with None for prefix-cache hits and as the final sweep.
         `block_table` must cover `num_tokens`; later calls may pass a longer table. Never lowers what was published.
         """
+        ...
+
+    def publish_all(self, chunks: Sequence[Published], *, layer: int | None = None) -> None:
+        """Publish the chunks of one forward pass, which share what that costs; what comes with an equal table, less."""
         ...
 
     def rewind(self, transfer_id: str) -> None:

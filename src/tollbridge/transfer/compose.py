@@ -42,6 +42,11 @@ def require_table(memory: KVMemory, block_table: Sequence[int], end_token: int, 
         raise ValueError(f"A table of {len(block_table)} blocks does not cover {end_token} tokens.")
     if block_table and not 0 <= min(block_table) <= max(block_table) < memory.num_blocks:
         raise ValueError(f"The block table names a block outside 0..{memory.num_blocks - 1}.")
+    require_layer(memory, layer)
+
+
+def require_layer(memory: KVMemory, layer: int | None) -> None:
+    """Raise ValueError unless there is such a layer; None stands for all."""
     if layer is not None and not 0 <= layer < memory.num_layers:
         raise ValueError(f"Layer {layer} is not within 0..{memory.num_layers - 1}.")
 

@@ -16,7 +16,15 @@ from xxhash import xxh3_64
 
 from tollbridge.clock import Clock, SystemClock
 from tollbridge.errors import HandshakeError
-from tollbridge.transfer.base import Fingerprint, KVMemory, LoadRequest, Reason, TransferEnd, TransferStatistics
+from tollbridge.transfer.base import (
+    Fingerprint,
+    KVMemory,
+    LoadRequest,
+    Published,
+    Reason,
+    TransferEnd,
+    TransferStatistics,
+)
 from tollbridge.transfer.compose import compose, require_load, require_table
 from tollbridge.transfer.frames import HEADER_BYTES, check_body, parse_header, transfer_key
 from tollbridge.transfer.handshake import require_same
@@ -165,6 +173,10 @@ class LoopbackSender:
         with self._network.lock:
             self.book.publish(transfer_key(transfer_id), table, num_tokens, layer)
             self._network.run()
+
+    def publish_all(self, chunks: Sequence[Published], *, layer: int | None = None) -> None:
+        for chunk in chunks:
+            self.publish(*chunk, layer=layer)
 
     def rewind(self, transfer_id: str) -> None:
         with self._network.lock:

@@ -33,7 +33,7 @@ class Register(msgspec.Struct, frozen=True, tag=True):
 
 class Publish(msgspec.Struct, frozen=True, tag=True):
     transfer_id: str
-    block_table: tuple[int, ...]
+    block_table: tuple[int, ...] | None  # None: as it was said last
     num_tokens: int
     layer: int | None
 

@@ -40,11 +40,12 @@ from tollbridge.transfer.base import (
     KVReceiver,
     KVSender,
     LoadRequest,
+    Published,
     Reason,
     TransferEnd,
     TransferStatistics,
 )
-from tollbridge.transfer.compose import require_load, require_table
+from tollbridge.transfer.compose import require_layer, require_load, require_table
 from tollbridge.transfer.copies import CopyDesk
 from tollbridge.transfer.frames import NO_TRANSFER, transfer_key
 from tollbridge.transfer.gate import Gate
@@ -108,9 +109,9 @@ class Outboard:
         self._side: Literal["send", "receive"] = side
         self._asking = threading.Lock()
         self._answers = queue.SimpleQueue[Answer]()
+        self._shared = shared = _share(memory, options, name=f"kv-{side}-copies")
         ours, theirs = socket.socketpair()
         self._pipe = Pipe(ours)
-        self._shared = shared = _share(memory, options, name=f"kv-{side}-copies")
         with theirs:
             self._process = _spawn(theirs.fileno(), *shared.fds)
         shared.passed_on()
@@ -214,9 +215,9 @@ class OutboardSender:
         self.outboard = Outboard("send", memory, fingerprint, options or TransferOptions())
         self._ledger = self.outboard.ledger
         self.address = self.outboard.address
-        self.poll: Callable[[], list[TransferEnd]] = self._ledger.poll
         self.set_listener = self._ledger.set_listener
         self.check = self.outboard.check
+        self._told: dict[str, tuple[tuple[int, ...], int]] = {}  # table and tokens, as told last, of active transfers
         self._gate = Gate(lambda task: task(), name="kv-gate-outboard")
 
     def close(self) -> None:
@@ -228,25 +229,39 @@ class OutboardSender:
         """Announce a transfer; TransferError when its id is malformed or active here."""
         transfer_key(transfer_id)
         self._ledger.begin(transfer_id)
+        self._told[transfer_id] = ((), 0)
         self.outboard.tell(Register(transfer_id, digest, num_tokens))
 
     def publish(
         self, transfer_id: str, block_table: Sequence[int], num_tokens: int, *, layer: int | None = None
     ) -> None:
         """Say what is in memory; ValueError when `block_table` does not cover it or `layer` does not exist."""
-        table = tuple(block_table)
-        require_table(self._memory, table, num_tokens, layer)
-        task = partial(self.outboard.tell, Publish(transfer_id, table, num_tokens, layer))
-        self._gate.after(transfer_key(transfer_id), self._memory.fence(), task)
+        self.publish_all([Published(transfer_id, block_table, num_tokens)], layer=layer)
+
+    def publish_all(self, chunks: Sequence[Published], *, layer: int | None = None) -> None:
+        """The same for the chunks of one forward pass: one fence, and tables are told when they have changed."""
+        fence = self._memory.fence()
+        for transfer_id, block_table, num_tokens in chunks:
+            order = self._order(transfer_id, tuple(block_table), num_tokens, layer)
+            self._gate.after(transfer_key(transfer_id), fence, partial(self.outboard.tell, order))
 
     def rewind(self, transfer_id: str) -> None:
         """Forget what was published; on return no thread reads the blocks."""
         self._gate.forget(transfer_key(transfer_id))
+        if transfer_id in self._told:
+            self._told[transfer_id] = ((), 0)  # what told of the table may not have passed the gate
         self.outboard.ask(Rewind(transfer_id))
 
     def cancel(self, transfer_id: str, detail: str) -> None:
         """End the transfer as cancelled unless it has ended."""
         self.outboard.tell(Abandon(transfer_id, detail))
+
+    def poll(self) -> list[TransferEnd]:
+        """Return the ends since the last call."""
+        ends = self._ledger.poll()
+        for end in ends:
+            self._told.pop(end.transfer_id, None)
+        return ends
 
     def shed(self, transfer_ids: Sequence[str], max_blocks: int, *, unsent_too: bool) -> None:
         """Fail finished sends until the others hold at most `max_blocks`."""
@@ -258,6 +273,16 @@ class OutboardSender:
         statistics = self._ledger.statistics(gauges.num_connections, gauges.num_connections_by_medium)
         goodput = gauges.goodput_bytes_per_s or statistics.goodput_bytes_per_s
         return replace(statistics, goodput_bytes_per_s=goodput, pending_bytes=gauges.pending_bytes)
+
+    def _order(self, transfer_id: str, table: tuple[int, ...], num_tokens: int, layer: int | None) -> Publish:
+        told = self._told.get(transfer_id)
+        if told == (table, num_tokens):
+            require_layer(self._memory, layer)
+            return Publish(transfer_id, None, num_tokens, layer)
+        require_table(self._memory, table, num_tokens, layer)
+        if told is not None:
+            self._told[transfer_id] = (table, num_tokens)
+        return Publish(transfer_id, table, num_tokens, layer)
 
 
 class OutboardReceiver:

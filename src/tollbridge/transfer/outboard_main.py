@@ -35,6 +35,7 @@ from tollbridge.transfer.shared import DeviceLayout, Layout, attach
 from tollbridge.transfer.tcp import TcpReceiver, TcpSender
 
 Side = TcpSender | TcpReceiver
+Tables = dict[str, tuple[int, ...] | None]  # of active sends, as they were told last
 EXIT_LOST = 70
 
 
@@ -53,14 +54,15 @@ def main(arguments: Sequence[str]) -> int:
     except TollbridgeError as error:
         pipe.send(Refused(type(error).__name__, error.message))
         return 0
-    side.set_listener(lambda: _report(pipe, side))
+    tables: Tables = {}
+    side.set_listener(lambda: _report(pipe, side, tables))
     pipe.send(Ready(side.address if isinstance(side, TcpSender) else ("", 0)))
     try:
         while (data := pipe.receive()) is not None:
-            _obey(pipe, side, orders.decode(data))
+            _obey(pipe, side, tables, orders.decode(data))
     finally:
         side.close()
-        _report(pipe, side)
+        _report(pipe, side, tables)
     return 0
 
 
@@ -82,15 +84,17 @@ def _give_up() -> None:
     os._exit(EXIT_LOST)
 
 
-def _report(pipe: Pipe, side: Side) -> None:
+def _report(pipe: Pipe, side: Side, tables: Tables) -> None:
     """Tell the engine what has ended. Any thread."""
     ends = side.poll()
+    for end in ends:
+        tables.pop(end.transfer_id, None)
     if ends:
         with suppress(OSError):  # the engine is gone: nobody to tell
             pipe.send(Ended(tuple(ends)))
 
 
-def _obey(pipe: Pipe, side: Side, order: object) -> None:
+def _obey(pipe: Pipe, side: Side, tables: Tables, order: object) -> None:
     match order, side:
         case Abandon(), _:
             side.cancel(order.transfer_id, order.detail)
@@ -99,9 +103,10 @@ def _obey(pipe: Pipe, side: Side, order: object) -> None:
         case Load(), TcpReceiver():
             side.open(order.request)
         case Register(), TcpSender():
+            tables[order.transfer_id] = None
             side.register(order.transfer_id, digest=order.digest, num_tokens=order.num_tokens)
         case Publish(), TcpSender():
-            side.publish(order.transfer_id, order.block_table, order.num_tokens, layer=order.layer)
+            _publish(side, order, tables)
         case Shed(), TcpSender():
             side.shed(order.transfer_ids, order.max_blocks, unsent_too=order.unsent_too)
         case Rewind(), TcpSender():
@@ -109,6 +114,14 @@ def _obey(pipe: Pipe, side: Side, order: object) -> None:
             pipe.send(Answer())
         case _:
             raise ValueError(f"{type(order).__name__} is no order for {type(side).__name__}")
+
+
+def _publish(side: TcpSender, order: Publish, tables: Tables) -> None:
+    table = order.block_table if order.block_table is not None else tables.get(order.transfer_id)
+    if order.transfer_id in tables:
+        tables[order.transfer_id] = table
+    if table is not None:  # otherwise it has ended here, and the engine has still to hear of it
+        side.publish(order.transfer_id, table, order.num_tokens, layer=order.layer)
 
 
 def _inspect(side: Side, order: Inspect) -> Answer:

@@ -10,7 +10,7 @@ from functools import partial
 
 from tollbridge.clock import Clock, SystemClock
 from tollbridge.errors import HandshakeError, StartupError
-from tollbridge.transfer.base import Fingerprint, KVMemory, Reason, TransferEnd, TransferStatistics
+from tollbridge.transfer.base import Fingerprint, KVMemory, Published, Reason, TransferEnd, TransferStatistics
 from tollbridge.transfer.channel import maybe_tls
 from tollbridge.transfer.coded import coded
 from tollbridge.transfer.compose import compose, require_table
@@ -76,11 +76,17 @@ class TcpSender:
         self, transfer_id: str, block_table: Sequence[int], num_tokens: int, *, layer: int | None = None
     ) -> None:
         """Say what is in memory; ValueError when `block_table` does not cover it or `layer` does not exist."""
-        table = tuple(block_table)
-        require_table(self._memory, table, num_tokens, layer)
-        transfer = transfer_key(transfer_id)
-        task = partial(self._side.publish, transfer, table, num_tokens, layer)
-        self._gate.after(transfer, self._memory.fence(), task)
+        self.publish_all([Published(transfer_id, block_table, num_tokens)], layer=layer)
+
+    def publish_all(self, chunks: Sequence[Published], *, layer: int | None = None) -> None:
+        """The same for the chunks of one forward pass."""
+        fence = self._memory.fence()
+        for chunk in chunks:
+            table = tuple(chunk.block_table)
+            require_table(self._memory, table, chunk.num_tokens, layer)
+            transfer = transfer_key(chunk.transfer_id)
+            task = partial(self._side.publish, transfer, table, chunk.num_tokens, layer)
+            self._gate.after(transfer, fence, task)
 
     def rewind(self, transfer_id: str) -> None:
         """Forget what was published; on return no thread reads the blocks."""

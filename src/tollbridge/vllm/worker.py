@@ -26,7 +26,7 @@ from functools import partial
 import msgspec
 
 from tollbridge.errors import TransferError
-from tollbridge.transfer.base import KVReceiver, KVSender, LoadRequest, Reason, TransferEnd
+from tollbridge.transfer.base import KVReceiver, KVSender, LoadRequest, Published, Reason, TransferEnd
 from tollbridge.vllm.blocks import Pieces
 from tollbridge.vllm.orders import Chunk, LoadOrder, SendOrder, StepOrders
 from tollbridge.vllm.ready import LayerReady
@@ -214,10 +214,14 @@ class WorkerSide:
     def _publish_now(self, sends: Sequence[tuple[_Send, int, Chunk]], layer: int | None) -> None:
         assert self._sender is not None
         with self._lock:
-            for send, attempt, chunk in sends:
-                num_pieces = self._pieces.ready(chunk.end_token, send.order.num_tokens)
-                if num_pieces and attempt == send.attempt:
-                    self._sender.publish(send.order.transfer_id, chunk.block_table, num_pieces, layer=layer)
+            published = [
+                Published(send.order.transfer_id, chunk.block_table, num_pieces)
+                for send, attempt, chunk in sends
+                if (num_pieces := self._pieces.ready(chunk.end_token, send.order.num_tokens))
+                and attempt == send.attempt
+            ]
+            if published:
+                self._sender.publish_all(published, layer=layer)
 
     def _send_ended(self, end: TransferEnd) -> None:
         send = self._senders.pop(end.transfer_id, None)
