@@ -331,7 +331,7 @@ def _same_tokens(options: argparse.Namespace, device: str) -> bool:
     folder, rng = options.folder / "models" / options.shape, random.Random(3)
     shape = SHAPES[options.shape] | {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 256,
                                      "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64}  # fmt: skip
-    small = make_model_of(shape, folder, options.folder / "small" / options.arm)
+    small = make_model_of(shape, folder, options.folder / "small" / options.shape / options.arm)
     loaded = _dummy(small, shape, torch.float32, device)
     prompts = [[rng.randrange(10, shape["vocab_size"]) for _ in range(length)] for length in (1, 30, 200, 270, 17)]
     answers = []

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tests.fuzz.targets import KINDS
 from tests.transfer.harness import DIGEST, FINGERPRINT
-from tollbridge.transfer.frames import Header, Kind, encode_header
+from tollbridge.transfer.frames import VERSION, Header, Kind, encode_header
 from tollbridge.transfer.messages import (
     KINDS as KIND_OF,
 )
@@ -30,8 +30,8 @@ from tollbridge.transfer.messages import (
 
 _PRINT = encode_fingerprint(FINGERPRINT)
 BODIES: tuple[Body, ...] = (
-    Hello(version=1, incarnation=b"i" * 16, nonce=b"n" * 32, pair=b"p" * 16, lane=0),
-    Challenge(version=1, incarnation=b"i" * 16, nonce=b"n" * 32),
+    Hello(version=VERSION, incarnation=b"i" * 16, nonce=b"n" * 32, pair=b"p" * 16, lane=0),
+    Challenge(version=VERSION, incarnation=b"i" * 16, nonce=b"n" * 32),
     Proof(mac=b"m" * 32),
     Welcome(mac=b"m" * 32, fingerprint=_PRINT),
     Ready(mac=b"m" * 32, fingerprint=_PRINT),

@@ -10,7 +10,7 @@ import pytest
 from tests.transfer.harness import FINGERPRINT
 from tollbridge.errors import HandshakeError, ProtocolError
 from tollbridge.transfer.base import Fingerprint
-from tollbridge.transfer.frames import MAX_UNAUTHENTICATED_BYTES, Kind
+from tollbridge.transfer.frames import MAX_UNAUTHENTICATED_BYTES, VERSION, Kind
 from tollbridge.transfer.handshake import (
     AcceptHandshake,
     DialHandshake,
@@ -94,7 +94,7 @@ def test_the_listener_says_nothing_about_itself_before_the_proof() -> None:
 def test_the_dialler_notices_a_listener_without_the_secret() -> None:
     dial = DialHandshake(identity())
     dial.start()
-    dial.receive(Kind.CHALLENGE, encode_body(Challenge(version=1, incarnation=b"i" * 16, nonce=b"n" * 32)))
+    dial.receive(Kind.CHALLENGE, encode_body(Challenge(version=VERSION, incarnation=b"i" * 16, nonce=b"n" * 32)))
     with pytest.raises(HandshakeError, match="does not know this cluster's secret"):
         dial.receive(Kind.WELCOME, encode_body(Welcome(mac=bytes(32), fingerprint=encode_fingerprint(FINGERPRINT))))
     assert not dial.authenticated
@@ -125,8 +125,10 @@ def test_block_size_matters_unless_both_are_token_major() -> None:
 def test_versions_must_agree(first: type[Handshake]) -> None:
     hand = first(identity())
     hand.start()
-    body = (Hello if first is AcceptHandshake else Challenge)(version=2, incarnation=b"i" * 16, nonce=b"n" * 32)
-    with pytest.raises(HandshakeError, match=r"version 2 .* version 1"):
+    body = (Hello if first is AcceptHandshake else Challenge)(
+        version=VERSION + 1, incarnation=b"i" * 16, nonce=b"n" * 32
+    )
+    with pytest.raises(HandshakeError, match=rf"version {VERSION + 1} .* version {VERSION}"):
         hand.receive(Kind.HELLO if first is AcceptHandshake else Kind.CHALLENGE, encode_body(body))
 
 
@@ -146,7 +148,7 @@ def test_a_reflected_hello_fails() -> None:
     ((_, hello),) = dial.start()
     body = decode_body(Kind.HELLO, hello)
     assert isinstance(body, Hello)
-    reflected = Challenge(version=1, incarnation=b"other incarnatio", nonce=body.nonce)
+    reflected = Challenge(version=VERSION, incarnation=b"other incarnatio", nonce=body.nonce)
     with pytest.raises(HandshakeError, match="reflected"):
         dial.receive(Kind.CHALLENGE, encode_body(reflected))
     accept = AcceptHandshake(mine)
