@@ -88,6 +88,21 @@ class CompletionRequest(_Sampling, frozen=True, kw_only=True):
     return_token_ids: bool = False  # vLLM extension: choices carry `token_ids`
 
 
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /inference/v1/generate`, vLLM's."""
+
+    token_ids: list[int]
+    sampling_params: msgspec.Raw
+    model: str | None = None
+    request_id: str | None = None  # x-request-id is what counts
+    return_token_ids: bool = False  # those of the prompt
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    kv_transfer_params: dict[str, Any] | None = None
+
+
 class Function(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the model may call. The order of the fields is that in which templates write them."""
 
@@ -271,6 +286,28 @@ class ChatCompletionChunk(_Answer, frozen=True, kw_only=True):
     choices: list[ChatChunkChoice]
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
     prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+class TokensChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """A choice of `/inference/v1/generate`."""
+
+    index: int
+    token_ids: list[int]
+    finish_reason: str | None = None
+    logprobs: ChatLogprobs | None = None
+
+
+class Tokens(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to `/inference/v1/generate`, whole or chunk; a chunk has no model and no time."""
+
+    request_id: str
+    choices: list[TokensChoice]
+    model: str | UnsetType = UNSET
+    created: int | UnsetType = UNSET
+    usage: Usage | None = None
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):

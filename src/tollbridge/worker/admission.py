@@ -6,7 +6,6 @@ import itertools
 import re
 import secrets
 from collections.abc import Iterator
-from typing import Literal
 
 from aiohttp import web
 
@@ -18,7 +17,8 @@ from tollbridge.wire.openai import ChatCompletionRequest, CompletionRequest
 from tollbridge.wire.params import TransferParams
 from tollbridge.worker import legs
 from tollbridge.worker.door import Door
-from tollbridge.worker.job import Branch, Job
+from tollbridge.worker.generate import as_completion
+from tollbridge.worker.job import Branch, Job, Kind
 from tollbridge.worker.messages import chat_options
 from tollbridge.worker.parse import parse
 from tollbridge.worker.prompts import split_prompts
@@ -29,6 +29,7 @@ from tollbridge.worker.tools import check_tools, maybe_reader
 REPORT_HEADER = "x-tollbridge-report"
 REQUEST_ID_HEADER = "x-request-id"
 
+_PREFIX: dict[Kind, str] = {"completion": "cmpl", "chat": "chatcmpl", "generate": "generate-tokens"}
 _serial = itertools.count()
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 
@@ -53,6 +54,18 @@ async def chat_job(door: Door, http: web.Request, body: bytes) -> Job:
     return await _job(door, http, asked, [prompt_token_ids], "chat", arrival_s)
 
 
+async def generate_job(door: Door, http: web.Request, body: bytes) -> Job:
+    """Admit `POST /inference/v1/generate`: a completion of token ids under other names."""
+    arrival_s = door.clock.monotonic()
+    asked = as_completion(body, door.engine.info.max_model_len)
+    door.check_model(asked.model)
+    check_shape(asked)
+    (prompt,) = split_prompts(asked.prompt)
+    assert isinstance(prompt, list)
+    door.prompts.check_ids(prompt, "token_ids")
+    return await _job(door, http, asked, [prompt], "generate", arrival_s)
+
+
 async def read_body(http: web.Request, bodies: Bodies) -> bytes:
     """Return the whole body; RequestError when it is compressed, else what `Bodies.read` raises."""
     if http.headers.get("Content-Encoding", "identity") != "identity":
@@ -71,11 +84,11 @@ async def _job(
     http: web.Request,
     asked: Asked,
     prompts: list[list[int]],
-    kind: Literal["completion", "chat"],
+    kind: Kind,
     arrival_s: float,
 ) -> Job:
     name = request_id(http)
-    public_id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{name}"
+    public_id = f"{_PREFIX[kind]}-{name}"
     transfer = legs.transfer_params(asked.kv_transfer_params, secret=door.secret, now_s=door.clock.wall())
     branches = tuple(_branches(door, asked, prompts, transfer, public_id))
     legs.check_leg(transfer, branches)

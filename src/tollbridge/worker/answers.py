@@ -57,6 +57,8 @@ class Answer(Protocol):
 
 def answer_for(job: Job, tokenizer: Tokenizer) -> Answer:
     spell = _as_ids if job.tokens_as_ids else _speller(tokenizer)
+    if job.kind == "generate":
+        return TokensAnswer(job)
     return ChatAnswer(job, spell) if job.kind == "chat" else CompletionAnswer(job, spell)
 
 
@@ -180,6 +182,52 @@ class ChatAnswer:
         if num_top is None:
             return None
         return chat_logprobs(self._spell, output.token_ids, output.logprobs, num_top)
+
+
+class TokensAnswer:
+    """`POST /inference/v1/generate`."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def chunk(self, choice: Choice, output: StepOutput) -> bytes:
+        return _encode(
+            wire.Tokens(
+                request_id=self._job.id,
+                choices=[self._choice(choice, output)],
+                prompt_token_ids=_prompt_ids(self._job, choice) if len(choice.texts) == 1 else UNSET,
+                usage=usage([choice]) if self._job.continuous_usage else None,
+                kv_transfer_params=_report(self._job, choice, output),
+            )
+        )
+
+    def usage_chunk(self, choices: Sequence[Choice]) -> bytes:
+        return _encode(wire.Tokens(request_id=self._job.id, choices=[], usage=usage(choices)))
+
+    def whole(self, choices: Sequence[Choice]) -> bytes:
+        return _encode(
+            wire.Tokens(
+                request_id=self._job.id,
+                model=self._job.model,
+                created=self._job.created,
+                choices=[self._choice(choice, _in_one(choice)) for choice in choices],
+                usage=usage(choices),
+                prompt_logprobs=_prompt_logprobs(_as_ids, choices[0]),
+                prompt_token_ids=_prompt_ids(self._job, choices[0]),
+                kv_transfer_params=_report(self._job, choices[0], choices[0].last),
+            )
+        )
+
+    @staticmethod
+    def _choice(choice: Choice, output: StepOutput) -> wire.TokensChoice:
+        num_top = choice.branch.sampling.logprobs
+        found = None if num_top is None else chat_logprobs(_as_ids, output.token_ids, output.logprobs, num_top)
+        return wire.TokensChoice(
+            index=choice.branch.index,
+            token_ids=list(output.token_ids),
+            finish_reason=output.finish_reason,
+            logprobs=found,
+        )
 
 
 def _said(choice: Choice, output: StepOutput) -> Said:

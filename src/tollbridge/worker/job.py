@@ -10,6 +10,8 @@ from tollbridge.engine.base import SamplingParams
 from tollbridge.wire.params import Role, TransferParams
 from tollbridge.worker.tools import ToolReader
 
+Kind = Literal["completion", "chat", "generate"]  # by the path: /v1/completions and so on
+
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
@@ -28,8 +30,8 @@ class Branch:
 @dataclass(frozen=True, kw_only=True)
 class Job:
     request_id: str  # x-request-id
-    id: str  # as OpenAI's bodies name it: "cmpl-…" or "chatcmpl-…"
-    kind: Literal["completion", "chat"]
+    id: str  # as bodies name it: "cmpl-…", "chatcmpl-…" or "generate-tokens-…"
+    kind: Kind
     model: str
     branches: tuple[Branch, ...]
     cache_salt: str | None

@@ -44,11 +44,11 @@ _fields = msgspec.json.Decoder(dict[str, Raw])
 
 def parse(body: bytes, kind: type[T]) -> T:
     """Return the request in `body`; RequestError or UnsupportedError with one sentence otherwise."""
-    raw = _decode_fields(body)
+    raw = parse_fields(body)
     supported = set(kind.__struct_fields__)
     wanted = {name: value for name, value in raw.items() if bytes(value) != b"null"}
     for name in raw.keys() - supported:
-        _refuse_unless_neutral(name, raw[name], supported)
+        refuse_unless_neutral(name, raw[name], supported)
     try:
         return msgspec.json.decode(
             msgspec.json.encode({name: value for name, value in wanted.items() if name in supported}), type=kind
@@ -59,13 +59,14 @@ def parse(body: bytes, kind: type[T]) -> T:
         raise RequestError(f"The request body is not valid JSON: {_reason(error, len(body))}.") from None
 
 
-def _decode_fields(body: bytes) -> dict[str, Raw]:
+def parse_fields(body: bytes | Raw) -> dict[str, Raw]:
+    """Return the fields of a JSON object as they were written; RequestError when it is none."""
     try:
         return _fields.decode(body)
     except msgspec.ValidationError as error:
         raise RequestError(f"The request body must be a JSON object: {_lower(str(error))}.") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise RequestError(f"The request body is not valid JSON: {_reason(error, len(body))}.") from None
+        raise RequestError(f"The request body is not valid JSON: {_reason(error, len(bytes(body)))}.") from None
 
 
 def _reason(error: Exception, num_bytes: int) -> str:
@@ -76,7 +77,8 @@ def _reason(error: Exception, num_bytes: int) -> str:
     return text if "(byte " in text else f"{text} (byte {num_bytes})"
 
 
-def _refuse_unless_neutral(name: str, value: Raw, supported: set[str]) -> None:
+def refuse_unless_neutral(name: str, value: Raw, supported: set[str]) -> None:
+    """Raise UnsupportedError for a field that is not among `supported`, unless its value asks for nothing."""
     if name in NEUTRAL:
         if bytes(value) == b"null" or bytes(value) in NEUTRAL[name]:
             return
