@@ -58,9 +58,9 @@ class FakeClient:
         self.gone = self.is_full = False
         self.sent: list[str | bytes] = []
 
-    async def begin_stream(self, header: str) -> None:
+    async def begin_stream(self, header: str, first: bytes) -> None:
         self.response = web.StreamResponse()
-        self.sent.append(header)
+        self.sent += [header, first]
         await asyncio.sleep(0)
 
     def write(self, data: bytes) -> None:

@@ -68,7 +68,10 @@ class CostModel:
 
     def own_engine(self, worker: str) -> EngineModel:
         """Return the model that this worker's observations go to."""
-        return self._engines.setdefault(worker, EngineModel())
+        engine = self._engines.get(worker)
+        if engine is None:
+            engine = self._engines[worker] = EngineModel()
+        return engine
 
     def keep(self, workers: Set[str], hosts: Set[str]) -> None:
         """Forget engines of other workers, and links of other hosts once there are many.

@@ -66,7 +66,8 @@ def _plain(value: Value) -> str:
         return f"{value:.6g}"
     text = str(value)
     # A value with spaces, quotes or line ends is quoted, so that one record stays one line.
-    return text if text.isprintable() and not set(text) & {" ", '"', "="} else msgspec.json.encode(text).decode()
+    is_bare = text.isprintable() and " " not in text and '"' not in text and "=" not in text
+    return text if is_bare else msgspec.json.encode(text).decode()
 
 
 def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:

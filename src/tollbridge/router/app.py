@@ -77,6 +77,7 @@ def make_context(
         max_waiting=router.max_queue,
         max_waiting_bytes=limits.max_waiting_bytes,
     )
+    metrics.watch(lambda: admission.statistics().in_flight, lambda: admission.statistics().waiting)
     feeder = IndexFeeder(fleet, limits, clock)
     tokens = Tokens(maybe_folder(cluster.model), fleet, upstream, limits)
     metrics.registry.register(KnowledgeCollector(feeder, tokens))

@@ -43,8 +43,8 @@ class Client:
         """Call `call` once when the client has read enough to take more. A client that leaves never does."""
         self._connection.when_free.append(call)
 
-    async def begin_stream(self, decision_header: str) -> None:
-        """Send the head of a stream of events."""
+    async def begin_stream(self, decision_header: str, first: bytes) -> None:
+        """Send the head of a stream of events and its first piece, in one write."""
         headers = {
             "Content-Type": "text/event-stream; charset=utf-8",
             "Cache-Control": "no-cache",
@@ -56,7 +56,7 @@ class Client:
             self.response.enable_chunked_encoding()
         with _departures():
             await self.response.prepare(self._request)
-            await self.response.write(b"")  # aiohttp keeps a head back until there is something to write
+            await self.response.write(first)  # aiohttp keeps the head back until there is something to write
         self._transport = self._request.transport
 
     def write(self, data: bytes) -> None:

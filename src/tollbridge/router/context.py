@@ -79,17 +79,8 @@ class Context:
         """Hold one of the places for requests in flight; yield the seconds waited for it. See `Admission.place`."""
         patience_s = min(call.timeout_s or math.inf, self.config.router.queue_timeout_s)
         work, num_bytes = 1.0 + call.body_bytes, call.body_bytes
-        try:
-            async with self.admission.place(
-                tenant, work=work, num_bytes=num_bytes, patience_s=patience_s, priority=call.priority
-            ) as waited_s:
-                self.metrics.queue.labels(tenant).observe(waited_s)
-                self._show()
-                yield waited_s
-        finally:
-            self._show()
-
-    def _show(self) -> None:
-        now = self.admission.statistics()
-        self.metrics.in_flight.set(now.in_flight)
-        self.metrics.waiting.set(now.waiting)
+        async with self.admission.place(
+            tenant, work=work, num_bytes=num_bytes, patience_s=patience_s, priority=call.priority
+        ) as waited_s:
+            self.metrics.queue.labels(tenant).observe(waited_s)
+            yield waited_s

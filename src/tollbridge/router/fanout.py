@@ -125,8 +125,9 @@ class Part(Client):
     def call_when_free(self, call: Callable[[], None]) -> None:
         self._list.client.call_when_free(call)
 
-    async def begin_stream(self, decision_header: str) -> None:
+    async def begin_stream(self, decision_header: str, first: bytes) -> None:
         self.response = await self._list.begin(decision_header)
+        self.write(first)
 
     def write(self, data: bytes) -> None:
         """Hand on the events in `data`; an error event is kept, since it ends the list."""
@@ -196,7 +197,7 @@ class _List:
         """Send the head of the stream unless another prompt has; return the response of all."""
         async with self._beginning:
             if self.client.response is None:
-                await self.client.begin_stream(self.header(header))
+                await self.client.begin_stream(self.header(header), b"")
         assert self.client.response is not None
         return self.client.response
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -92,6 +93,11 @@ class RouterMetrics:
         )
         self.cacheable = self._counter("cacheable_prompt_tokens", "Prompt tokens of the same requests.")
         self.worker_ready = self._gauge("worker_ready", "1 when the worker passed its last health check.", "worker")
+
+    def watch(self, in_flight: Callable[[], float], waiting: Callable[[], float]) -> None:
+        """Ask for the two gauges of requests when somebody scrapes."""
+        self.in_flight.set_function(in_flight)
+        self.waiting.set_function(waiting)
 
     def forget(self, worker: str) -> None:
         """Drop the series of a worker that has left."""

@@ -98,12 +98,13 @@ class Relay:
         first = await _first(answer, events)
         if first:
             self._context.fleet.succeeded(worker)  # not only at the end: a breaker would wait for it
-            if self._client.response is None:
-                self._begin()
-                await self._client.begin_stream(self._outcome.header())
             pipe = Pipe(answer, events, self._client, limit, self._idle_s)
             try:
-                pipe.write(first)
+                if self._client.response is None:
+                    self._begin()
+                    await pipe.begin(self._outcome.header(), first)
+                else:
+                    pipe.write(first)
                 if not events.error:
                     await answer.pour(pipe)
             finally:
@@ -128,7 +129,7 @@ class Relay:
         """Relay an error event that is the client's to see."""
         if self._client.response is None:
             self._begin()
-            await self._client.begin_stream(self._outcome.header())
+            await self._client.begin_stream(self._outcome.header(), b"")
         self._outcome.failed(200, f"Worker {worker.name} ended its stream with an error event.")
         await self._finish()
         return await self._client.end_stream(sse.event(error) + sse.DONE)
@@ -156,9 +157,19 @@ class Pipe:
             self.write(whole)
         return not self._events.error
 
+    async def begin(self, header: str, whole: bytes) -> None:
+        """Send the head and the first whole events; ClientGoneError."""
+        self._limit.waiting_for_client = True
+        await self._client.begin_stream(header, whole)
+        self._limit.waiting_for_client = False
+        self._sent()
+
     def write(self, whole: bytes) -> None:
         """Send whole events, several at once when the worker is faster than we are; ClientGoneError."""
         self._client.write(whole)
+        self._sent()
+
+    def _sent(self) -> None:
         self.num_chunks += 1
         self._limit.extend(self._idle_s)
         if self._client.is_full and not self._limit.waiting_for_client:

@@ -85,14 +85,11 @@ class EventFilter:
             return b""
         if whole.rstrip().endswith(b"[DONE]"):
             self.finished = True
-        if (
-            self._passed is not None
-            or _PARAMS in whole
-            or _ERROR in whole
-            or (_USAGE in whole and not _only_null_usage(whole))
-        ):
-            return b"".join(self._pass(self._inspect(raw)) for raw in _split(whole))
-        return whole
+        if _PARAMS in whole or _ERROR in whole or (_USAGE in whole and not _only_null_usage(whole)):
+            return b"".join([self._pass(self._inspect(raw)) for raw in _split(whole)])
+        if self._passed is None:
+            return whole
+        return b"".join([self._passed(raw) for raw in _split(whole)])
 
     def usage(self) -> Usage | None:
         """Return the last usage object that passed."""
@@ -161,8 +158,10 @@ def _end_of_last_event(data: bytes) -> int:
 
 def _split(whole: bytes) -> list[bytes]:
     """Cut complete events apart, each with its own blank line."""
-    if whole.find(b"\n\n") == len(whole) - 2 and b"\r" not in whole:
-        return [whole]
+    if b"\r" not in whole:
+        if whole.find(b"\n\n") == len(whole) - 2:
+            return [whole]
+        return [each + b"\n\n" for each in whole[:-2].split(b"\n\n")]
     events = []
     while whole:
         ends = [at + len(mark) for mark in (b"\n\n", b"\r\n\r\n") if (at := whole.find(mark)) >= 0]

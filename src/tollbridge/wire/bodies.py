@@ -32,6 +32,8 @@ class Bodies:
         most = request.client_max_size
         if (request.content_length or 0) > most:
             raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=request.content_length or 0)
+        if request.content.is_eof():  # it came along with its head, as nearly every one does: nothing to wait for
+            return self._at_once(request, most)
         pieces: list[bytes] = []
         size = 0
         try:
@@ -39,10 +41,7 @@ class Bodies:
                 while piece := await self._piece(request):
                     size += len(piece)
                     self.num_bytes += len(piece)
-                    if size > most:
-                        raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=size)
-                    if self.num_bytes > self._max_bytes:
-                        raise OverloadedError(f"The {self._who} is receiving too many request bodies: try again later.")
+                    self._check(size, most, self.num_bytes)
                     pieces.append(piece)
         except TimeoutError:
             limit_s = self._timeout_s if whole.expired() else self._idle_s
@@ -52,6 +51,17 @@ class Bodies:
         finally:
             self.num_bytes -= size
         return b"".join(pieces)
+
+    def _at_once(self, request: web.Request, most: int) -> bytes:
+        body = request.content.read_nowait()
+        self._check(len(body), most, self.num_bytes + len(body))
+        return body
+
+    def _check(self, size: int, most: int, num_bytes: int) -> None:
+        if size > most:
+            raise web.HTTPRequestEntityTooLarge(max_size=most, actual_size=size)
+        if num_bytes > self._max_bytes:
+            raise OverloadedError(f"The {self._who} is receiving too many request bodies: try again later.")
 
     async def _piece(self, request: web.Request) -> bytes:
         async with asyncio.timeout(self._idle_s):
