@@ -83,6 +83,8 @@ def test_labels_of_others(labels: dict[str, str], prefer: str, revision: str) ->
     [
         {},
         {"tollbridge.io__role": "router"},
+        {"tollbridge.io__role": "prefill", "tollbridge.io__engine": "sglang"},
+        {"tollbridge.io__role": "prefill", "tollbridge.io__connector": "mooncake"},
         {f"{GRAPH}-component-type": "frontend"},
         {f"{GRAPH}-component-type": "planner"},
         {f"{DS}__role": "prefill", "leaderworkerset.sigs.k8s.io__worker-index": "1"},  # follows its leader

@@ -79,6 +79,9 @@ class World:
                     cache.publisher.tick()
                 await asyncio.sleep(0.01)
 
+    def all_listen(self) -> bool:
+        return all(self.feeder.listens(worker) for worker in self.fleet)
+
     def knows(self, prompt: list[int], salt: str | None = None) -> bool:
         """Return whether the index says exactly what the pools would."""
         found = self.feeder.match(Content.of_tokens(prompt, salt=salt))
@@ -144,7 +147,7 @@ async def test_another_incarnation_begins_with_nothing() -> None:
 
 async def test_what_was_sent_counts_before_the_worker_tells() -> None:
     async with world() as w:
-        await w.until(lambda: all(each.listens for each in w.feeder.following.values()))
+        await w.until(w.all_listen)
         w.feeder.sent(w.fleet["w1"], Content.of_tokens([3] * 20))
         assert w.feeder.match(Content.of_tokens([3] * 20)) == {"w1": 16}
         w.clock.advance(Limits().expect_told_s)
@@ -161,3 +164,28 @@ async def test_a_worker_without_events_is_known_by_what_was_sent() -> None:
     assert feeder.match(text) == {"w": 520 // 64 * 64}
     clock.advance(Limits().expect_told_s + 1)
     assert feeder.match(Content.of_tokens([1] * 40)) == {"w": 32}
+
+
+async def test_an_endpoint_that_is_none_ends_nobodys_following_but_its_own() -> None:
+    async with world() as w:
+        await w.until(w.all_listen)
+        odd = w.fleet.enter(WorkerConfig(name="odd", url="http://odd:1"))
+        odd.events = Source("tcp://not a host:5557", None)
+        odd.judge(healthy=True)
+        await w.until(lambda: odd.events is None)
+        prompt = list(range(32))
+        w.caches["w0"].serve(prompt)
+        await w.until(lambda: w.feeder.match(Content.of_tokens(prompt)) == {"w0": 32})
+
+
+async def test_who_left_is_followed_no_more_and_a_name_may_come_back() -> None:
+    async with world() as w:
+        await w.until(w.all_listen)
+        for _ in range(2):
+            w.fleet.leave(w.fleet["w0"])
+            w.fleet.enter(WorkerConfig(name="w0", url="http://w0:1"))
+        w.fleet.leave(w.fleet["w0"])
+        w.feeder.sent(w.fleet["w0"], Content.of_tokens([1] * 32))  # a straggler
+        await w.until(lambda: w.feeder.following.keys() == {"w1"})
+        assert w.feeder.index.statistics().num_workers <= 1
+        w.feeder.index.check()

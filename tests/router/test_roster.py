@@ -121,9 +121,10 @@ def test_it_is_watched_as_long_as_somebody_waits_for_it() -> None:
     assert worker.is_done
 
 
-def test_an_address_that_is_none_is_left_out() -> None:
+@pytest.mark.parametrize("url", ["http://odd:0", "http://[zz]:80", "http://[::1:80", ""])
+def test_an_address_that_is_none_is_left_out(url: str) -> None:
     world = World()
-    world.told(Endpoint(worker=WorkerConfig(name="odd", url="http://odd:0")), at("a"))
+    world.told(Endpoint(worker=WorkerConfig(name="odd", url=url)), at("a"))
     assert world.names() == ["a"]
 
 

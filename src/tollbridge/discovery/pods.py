@@ -82,8 +82,13 @@ class Pod(_Part, frozen=True, kw_only=True):
 
 
 def serves(pod: Pod) -> bool:
-    """Return whether the pod is a worker at all: it has a role that we know, and leads its group."""
-    return _first(pod, _ROLES) in _PREFERS and pod.labels.get(_WORKER_INDEX, "0") == "0"
+    """Return whether the pod is a worker at all: its role, engine and connector are known, and it leads its group."""
+    return (
+        _first(pod, _ROLES) in _PREFERS
+        and pod.labels.get(ENGINE, "vllm") in ("embedded", "vllm")
+        and pod.labels.get(CONNECTOR, "tollbridge") in ("tollbridge", "nixl", "nixl-push")
+        and pod.labels.get(_WORKER_INDEX, "0") == "0"
+    )
 
 
 def maybe_endpoint(pod: Pod, config: DiscoveryConfig) -> Endpoint | None:
@@ -102,8 +107,8 @@ def _worker(pod: Pod, ip: str, config: DiscoveryConfig) -> WorkerConfig:
     return WorkerConfig(
         name=pod.metadata.name,
         prefer=_PREFERS[_first(pod, _ROLES)],
-        engine="embedded" if engine == "embedded" else "vllm",
-        connector=connector if connector in ("nixl", "nixl-push") else "tollbridge",  # type: ignore[arg-type]
+        engine=engine,  # type: ignore[arg-type]
+        connector=connector,  # type: ignore[arg-type]
         url=f"http://{Address(host=ip, port=ports.get('http', config.http_port))}",
         kv=str(Address(host=ip, port=kv)),
         events=f"tcp://{Address(host=ip, port=ports.get('events', 0))}",

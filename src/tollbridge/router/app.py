@@ -246,6 +246,8 @@ async def _lifespan(app: web.Application) -> AsyncIterator[None]:
             "prefix index": context.feeder.run(),
         }
         tasks = [asyncio.create_task(run, name=name) for name, run in runs.items()]  # owned by the application
+        for task in tasks:
+            task.add_done_callback(_report)
         try:
             await _first_list(context, *tasks[:2])
             yield
@@ -266,3 +268,10 @@ async def _first_list(context: Context, discovery: asyncio.Task[None], first: as
         discovery.result()
     if not first.done():
         log.warning("nobody knows yet who serves, after %g s: %s", patience_s, context.discovery.statistics().error)
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """None of these tasks should end: say so, because the router goes on without it."""
+    error = None if task.cancelled() else task.exception()
+    if error is not None and not isinstance(error, TollbridgeError):
+        log.critical("the task %r ended", task.get_name(), exc_info=error)

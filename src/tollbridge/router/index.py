@@ -11,6 +11,7 @@ import asyncio
 import logging
 from dataclasses import dataclass, field
 
+import zmq
 import zmq.asyncio
 
 from tollbridge.clock import Clock
@@ -116,10 +117,13 @@ class IndexFeeder:
             log.info("following the KV events of %s at %s", worker.name, source.events)
             try:
                 await listener.run()
+            except zmq.ZMQError as error:
+                log.warning("KV events of %s cannot be followed at %s: %s", worker.name, source.events, error)
+                worker.events = None  # until its next life
             finally:
                 following.listener = None
         if worker.name not in self._fleet:  # and no other of its name is followed by now
-            del self.following[worker.name]
+            self.following.pop(worker.name, None)
             for index in (self.index, self.texts):
                 index.forget_worker(worker.name)
 

@@ -60,8 +60,8 @@ class Roster:
     def _enter(self, endpoint: Endpoint) -> Worker | None:
         try:
             worker = self._fleet.enter(endpoint.worker, endpoint.uid)
-        except ConfigError as error:
-            log.warning("a worker cannot be taken in: %s", error.message)
+        except (ConfigError, ValueError) as error:  # an address that is none
+            log.warning("worker cannot be taken in: name=%s url=%s %s", endpoint.name, endpoint.worker.url, error)
             return None
         log.info("worker entered: name=%s url=%s revision=%s", worker.name, worker.url, worker.config.revision)
         return worker
