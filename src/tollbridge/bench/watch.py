@@ -12,6 +12,7 @@ import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import aiohttp
 import psutil
@@ -96,7 +97,7 @@ class Watch:
         pid = self._pids.get(url)
         if pid is None:
             return (await self.scrape(url)).get(_RESIDENT, 0.0)
-        return resident_bytes(pid)
+        return await asyncio.to_thread(resident_bytes, pid)  # the kernel walks the page tables: some milliseconds
 
     async def _watch_power(self) -> None:
         program = shutil.which("nvidia-smi")
@@ -112,9 +113,17 @@ class Watch:
 
 
 def resident_bytes(pid: int) -> float:
-    """Return the memory of a process and its children, shared pages counted once a process; 0 when it is gone."""
+    """Return the memory of a process and its children, pages that they share counted once; 0 when it is gone."""
     try:
         root = psutil.Process(pid)
-        return float(sum(process.memory_info().rss for process in [root, *root.children(recursive=True)]))
-    except psutil.Error:
+        return float(sum(_proportional_bytes(process.pid) for process in [root, *root.children(recursive=True)]))
+    except (psutil.Error, OSError):
         return 0.0
+
+
+def _proportional_bytes(pid: int) -> int:
+    """Return the PSS of a process (proc(5), smaps_rollup): a page that n processes map counts as an n-th."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    return 0

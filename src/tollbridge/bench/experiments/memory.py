@@ -1,19 +1,22 @@
 """What does a worker's memory do when many requests are split at once?
 
 After the first article, whose prefill worker was killed at its limit after a handful of requests: resident memory of
-both workers over time, at 1, 4 and 8 requests at once. With bounded rings it must not follow the concurrency.
+both workers over time, at 1, 4 and 8 requests at once. With bounded rings it must not follow the concurrency. The KV
+cache is filled first: pages of it that are touched for the first time would look like growth.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from random import Random
 
-from tollbridge.bench import schedule
+from tollbridge.bench import local, schedule
 from tollbridge.bench.book import Book
 from tollbridge.bench.compare import conditions
 from tollbridge.bench.figures import remarks
+from tollbridge.bench.local import Local, Started
 from tollbridge.bench.records import Window
 from tollbridge.bench.session import Session, Traffic
 from tollbridge.bench.stats import percentile
@@ -24,6 +27,7 @@ from tollbridge.report.document import Document, Section, Table, Tile
 
 TITLE = "Memory of the workers while requests are split"
 ARMS = ("split",)
+KV_CACHE_MIB = 256  # of workers that are started here: soon full
 MIB = 1 << 20
 
 
@@ -33,22 +37,34 @@ class Settings:
 
     concurrency: tuple[int, ...] = (1, 4, 8)
     """Requests at once."""
-    prompt_tokens: int = 1024
+    prompt_tokens: int = 512
     """Of every prompt."""
     output_tokens: int = 4
     """Of every answer."""
     requests: int = 16
     """At each concurrency."""
+    warm: int = 16
+    """Requests before, to fill the KV cache."""
     limit_mib: float = 0.0
     """The limit of a worker, to be drawn; 0: none."""
+
+
+@asynccontextmanager
+async def start(given: Local, settings: Settings) -> AsyncIterator[Started]:
+    """Start a pair with a small KV cache."""
+    engine = {**given.engine, "kv_cache_mib": KV_CACHE_MIB}
+    async with local.start(replace(given, engine=engine), ARMS) as found:
+        yield found
 
 
 async def run(session: Session, settings: Settings) -> None:
     """Run one window at each concurrency, from the least to the most."""
     session.options.memory = True
     for arm in session.arms:
-        warm = schedule.fresh([0.0] * 2, settings.prompt_tokens, 2, Random(f"{session.seed} {arm}"), session.vocabulary)
-        await session.ask(arm, warm)
+        warm = schedule.fresh(
+            [0.0] * settings.warm, settings.prompt_tokens, 2, Random(f"{session.seed} {arm}"), session.vocabulary
+        )
+        await session.ask(arm, warm, concurrency=2)
     for at_once in sorted(settings.concurrency):
 
         def traffic(arm: str, at_once: int = at_once) -> Traffic:
@@ -96,7 +112,7 @@ def report(book: Book, settings: Settings, arms: Sequence[str]) -> Document:
                     columns=["", *workers],
                     rows=[[w.cell, *(f"{peaks[w.cell, name] / MIB:,.0f} MiB" for name in workers)] for w in windows],
                 ),
-                note="Resident memory of the process and its children; pages that several of them map count in each.",
+                note="Memory of the process and its children; a page that n processes map counts as an n-th (PSS).",
             )
         ],
         conditions=conditions(book),
