@@ -55,17 +55,17 @@ def vllm_serve(python: str, work: Work, folder: Path) -> Seen:
         "--max-concurrency", str(work.concurrency), "--ignore-eos", "--disable-tqdm",
         "--save-result", "--result-dir", str(folder), "--result-filename", "vllm.json",
     ]  # fmt: skip
-    _run(argv, {"VLLM_TARGET_DEVICE": "cpu"})
+    _run(argv, {"VLLM_TARGET_DEVICE": "cpu", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"})
     found = json.loads((folder / "vllm.json").read_text())
     return Seen(ttft_ms=found["mean_ttft_ms"], tpot_ms=found["mean_tpot_ms"], tokens_per_s=found["output_throughput"])
 
 
 def aiperf(python: str, work: Work, folder: Path) -> Seen:
-    """Run AIPerf. Its "inter token latency" is a mean by request, our TPOT."""
+    """Run AIPerf. Its "inter token latency" is our TPOT. HF_HUB_OFFLINE would keep it from a folder."""
     program = Path(python).with_name("aiperf")
     argv = [
         str(program), "profile", "--model", "timed", "--url", work.url, "--endpoint-type", "completions", "--streaming",
-        "--tokenizer", "builtin", "--isl", str(work.prompt_tokens), "--osl", str(work.output_tokens),
+        "--tokenizer", str(work.tokenizer), "--isl", str(work.prompt_tokens), "--osl", str(work.output_tokens),
         "--concurrency", str(work.concurrency), "--request-count", str(work.requests), "--use-server-token-count",
         "--extra-inputs", "ignore_eos:true", "--artifact-dir", str(folder / "aiperf"), "--ui", "none",
     ]  # fmt: skip
@@ -80,11 +80,10 @@ def aiperf(python: str, work: Work, folder: Path) -> Seen:
 
 
 def _run(argv: list[str], environ: dict[str, str]) -> None:
-    quiet = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     try:
         done = subprocess.run(
-            argv, env={**kept, **quiet, **environ}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            argv, env={**kept, **environ}, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise OtherFailedError(f"{argv[0]}: {error}") from None
