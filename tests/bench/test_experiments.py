@@ -25,7 +25,7 @@ from tollbridge.bench.experiments import (
 )
 from tollbridge.bench.outcome import Experiment
 from tollbridge.bench.records import Arm
-from tollbridge.bench.run import measure
+from tollbridge.bench.run import check_settings, measure
 from tollbridge.bench.session import Options
 from tollbridge.errors import ConfigError
 from tollbridge.report.document import Document
@@ -81,8 +81,6 @@ async def test_load_in_an_open_and_in_a_closed_loop(pair: Pair, tmp_path: Path) 
         document, result = await run(load, settings, arms_of(pair), tmp_path / name)
         assert result["cells"]["load"]["figures"]["slow"]["failed"] == 0
         assert document.headline.startswith("TTFT p50, slow over fast: x")
-    with pytest.raises(ConfigError):
-        load.check(load.Settings(blocks=0))
 
 
 async def test_goodput_brackets_the_rate_that_a_server_stands(pair: Pair, tmp_path: Path) -> None:
@@ -130,6 +128,23 @@ async def test_a_trace_is_replayed_as_it_is_stated(pair: Pair, tmp_path: Path) -
         trace.read(trace.Settings(mooncake=str(path), requests=4, blocks=3))
     with pytest.raises(ConfigError, match="Give one trace"):
         trace.read(trace.Settings())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        load.Settings(blocks=0),
+        load.Settings(rate=float("inf")),
+        load.Settings(cv=-1.0),
+        interference.Settings(load=float("nan")),
+        length_sweep.Settings(lengths=()),
+        length_sweep.Settings(lengths=(512, 0)),
+    ],
+)
+def test_a_number_that_cannot_be_meant_is_refused(settings: Any) -> None:
+    with pytest.raises(ConfigError, match="cannot be: give"):
+        check_settings(settings)
+    check_settings(load.Settings(cv=0.0, rate=3.0, warmup=0))
 
 
 def test_a_bracket_closes_from_either_side() -> None:

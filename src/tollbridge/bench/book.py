@@ -25,7 +25,6 @@ class Book:
         if path.exists() and path.stat().st_size:
             self._read()
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
             self._append([head])
 
     def has(self, cell: str, block: int, arm: str) -> bool:
@@ -47,8 +46,12 @@ class Book:
         self.windows.append(window)
 
     def _append(self, lines: Sequence[Line]) -> None:
-        with self.path.open("ab") as file:
-            file.write(b"".join(map(encode, lines)))
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("ab") as file:
+                file.write(b"".join(map(encode, lines)))
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be written: {error.strerror}.") from None
 
     def _read(self) -> None:
         raw = self.path.read_bytes()

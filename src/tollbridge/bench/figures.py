@@ -194,6 +194,9 @@ def remarks(samples: Sequence[Sample]) -> list[str]:
     for arm in sorted({s.arm for s in samples}):
         mine = [s for s in samples if s.arm == arm]
         found += _failures(arm, mine)
+        ended = sum(s.group == STEADY and not s.cut and not s.failure for s in mine)
+        if ended:
+            found.append(f"{arm}: {ended} steady streams ended by themselves before their window did.")
         merged = sum(s.num_merged for s in mine)
         if merged:
             total = sum(s.num_tokens for s in mine)

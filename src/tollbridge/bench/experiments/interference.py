@@ -97,8 +97,9 @@ def traffic(settings: Settings, plan: Mapping[str, float], session: Session, blo
     jitter = Random(f"{session.seed} {block} times")
     interval_s = plan["interval_s"]
     times = [(at + 0.25 + 0.2 * jitter.random()) * interval_s for at in range(settings.arrivals)]
+    output = min(STEADY_OUTPUT, session.max_model_len - STEADY_PROMPT - 1)
     steady = [
-        Planned(at_s=0.0, prompt=schedule.draw(STEADY_PROMPT, rng, ids), max_tokens=STEADY_OUTPUT, group=STEADY)
+        Planned(at_s=0.0, prompt=schedule.draw(STEADY_PROMPT, rng, ids), max_tokens=output, group=STEADY)
         for _ in range(settings.streams)
     ]
     long = schedule.fresh(times, round(plan["long_tokens"]), settings.long_output, rng, ids)

@@ -19,6 +19,7 @@ from tollbridge.bench.records import LinkRate
 from tollbridge.bench.session import Session, Traffic
 from tollbridge.bench.stats import percentile
 from tollbridge.config.quantity import show_bytes, show_rate
+from tollbridge.errors import ConfigError
 from tollbridge.report import svg
 from tollbridge.report.document import Document, Section, Table, Tile
 
@@ -49,6 +50,8 @@ async def run(session: Session, settings: Settings) -> None:
     """Warm up by each length, then run the blocks, the link measured before and after each."""
     rng = Random(f"{session.seed} warm")
     lengths = [n for n in settings.lengths if n + settings.output <= session.max_model_len]
+    if not lengths:
+        raise ConfigError(f"No length fits into a context of {session.max_model_len} tokens.", param="lengths")
     for arm in session.arms:
         await session.ask(arm, schedule.fresh([0.0] * len(lengths), max(lengths), 2, rng, session.vocabulary))
     for block in range(settings.blocks):

@@ -11,7 +11,6 @@ from tollbridge.bench.book import Book
 from tollbridge.bench.compare import Comparison, compare, conditions, in_interval, in_words, labels_of, spread_table
 from tollbridge.bench.figures import DEFINITIONS, remarks, select
 from tollbridge.bench.session import Session, Traffic
-from tollbridge.errors import ConfigError
 from tollbridge.report.document import Document, Tile
 
 TITLE = "Load"
@@ -45,7 +44,6 @@ class Settings:
 
 async def run(session: Session, settings: Settings) -> None:
     """Warm up, then run the blocks."""
-    check(settings)
     rng = Random(f"{session.seed} warm")
     for arm in session.arms:
         times = [0.0] * settings.warmup
@@ -53,13 +51,6 @@ async def run(session: Session, settings: Settings) -> None:
         await session.ask(arm, warm, concurrency=min(4, settings.warmup))
     for block in range(settings.blocks):
         await session.block(CELL, block, lambda arm: traffic(session, settings, block, arm))  # noqa: B023
-
-
-def check(settings: Settings) -> None:
-    """Raise ConfigError for what cannot be sent."""
-    counts = (settings.concurrency, settings.requests, settings.prompt_tokens, settings.output_tokens, settings.blocks)
-    if min(counts) < 1 or min(settings.warmup, settings.rate, settings.cv) < 0 or settings.duration <= 0:
-        raise ConfigError("rate, cv and warmup must not be negative, and all other settings must be above 0.")
 
 
 def traffic(session: Session, settings: Settings, block: int, arm: str) -> Traffic:
