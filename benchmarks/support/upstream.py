@@ -91,6 +91,10 @@ class Upstream:
 
     def _event(self, count: int, is_last: bool, num_prompt: int) -> bytes:
         event: dict[str, object] = {
+            "id": "cmpl-1",
+            "object": "text_completion",
+            "created": 1,
+            "model": "timed",
             "choices": [{"index": 0, "text": " toll", "finish_reason": "length" if is_last else None}]
         }
         if self.running_usage or is_last:
