@@ -62,12 +62,14 @@ def slim(value: Any) -> Any:
         return [slim(each) for each in value]
     if not isinstance(value, dict):
         return value
-    if "properties" in value and isinstance(value["properties"], dict):
-        kept = {k: slim(v) for k, v in value.items() if k not in DROPPED and k != "properties"}
-        return {**kept, "properties": {name: slim(each) for name, each in value["properties"].items()}}
-    result = {k: slim(v) for k, v in value.items() if k not in DROPPED or isinstance(v, dict)}
+    # a property may have any name, also one of those that are dropped
+    properties = value.get("properties")
+    result = {k: slim(v) for k, v in value.items() if k not in DROPPED and k != "properties"}
+    if isinstance(properties, dict):
+        result["properties"] = {name: slim(each) for name, each in properties.items()}
     if isinstance(result.get("type"), list):
-        result["type"] = next(each for each in result["type"] if each != "null")
+        named = [each for each in result["type"] if each != "null"]
+        result["type"] = named[0] if len(named) == 1 else named
     if isinstance(result.get("$ref"), str):
         result["$ref"] = result["$ref"].rpartition("/")[2]
     return result

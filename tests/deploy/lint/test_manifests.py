@@ -19,6 +19,9 @@ ALSO = {
     "connector-roles-swapped": {"kv-role"},
     "name-too-long": {"selects-nothing"},
     "roles-twice": {"selects-nothing"},
+    "field-misspelt": {"side-channel"},
+    "flag-misspelt": {"no-connector"},
+    "port-not-http": {"probe-port"},
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -11,10 +11,24 @@ from tollbridge.deploy.lint.case import Case
 from tollbridge.deploy.lint.cel import Evaluate, evaluator
 from tollbridge.deploy.lint.findings import Document, Finding
 from tollbridge.deploy.lint.reading import read
-from tollbridge.deploy.lint.rules import devices, dynamo, network, objects, pairs, pods, probes, routers, sets, transfer
+from tollbridge.deploy.lint.rules import (
+    containers,
+    devices,
+    dynamo,
+    flags,
+    network,
+    objects,
+    pairs,
+    pods,
+    probes,
+    routers,
+    sets,
+    transfer,
+    words,
+)
 from tollbridge.deploy.lint.schemas import Schemas, load
 
-RULES = (objects, pods, sets, dynamo, transfer, pairs, probes, devices, network, routers)
+RULES = (objects, words, pods, containers, sets, dynamo, flags, transfer, pairs, probes, devices, network, routers)
 _WHY = {
     "unknown-field": "the API server refuses it, or drops it without a word",
     "rule": "the API server refuses it",
@@ -26,17 +40,25 @@ _SKIPPED = {"Kustomization", "CustomResourceDefinition"}
 
 def judge(files: Mapping[str, str], evaluate: Evaluate | None = None) -> list[Finding]:
     """Return the findings in `files`, text by name, in the order of files."""
+    documents: list[Document] = []
+    findings: list[Finding] = []
+    for name, text in files.items():
+        found, unreadable = read(name, text)
+        documents += found
+        findings += unreadable
+    return findings + judge_objects(documents, evaluate)
+
+
+def judge_objects(documents: Iterable[Document], evaluate: Evaluate | None = None) -> list[Finding]:
+    """Return the findings in objects, those of their schemas first."""
     schemas = load()
     evaluate = evaluator() if evaluate is None else evaluate
     findings: list[Finding] = []
     sound: list[Document] = []
-    for name, text in files.items():
-        documents, unreadable = read(name, text)
-        findings += unreadable
-        for document in documents:
-            kept, wrong = _fits(document, schemas, evaluate)
-            findings += wrong
-            sound += [kept] if kept is not None else []
+    for document in documents:
+        kept, wrong = _fits(document, schemas, evaluate)
+        findings += wrong
+        sound += [kept] if kept is not None else []
     return _distinct([*findings, *_by_rules(Case(sound))])
 
 
@@ -46,7 +68,7 @@ def _by_rules(case: Case) -> Iterator[Finding]:
 
 
 def _fits(document: Document, schemas: Schemas, evaluate: Evaluate) -> tuple[Document | None, list[Finding]]:
-    """Return the object with defaults (None where no rule could read it), and what its schema refuses."""
+    """Return the object with defaults (None where nothing is known of it), and what its schema refuses."""
     if document.kind in _SKIPPED:
         return None, []
     api = str(document.manifest.get("apiVersion"))
@@ -55,9 +77,7 @@ def _fits(document: Document, schemas: Schemas, evaluate: Evaluate) -> tuple[Doc
         return None, list(_unknown(document, api, schemas))
     value, faults = structure.check(document.manifest, kind.schema, schemas, evaluate)
     kept = msgspec.structs.replace(document, manifest=value)
-    findings = [_finding(document, fault) for fault in faults]
-    readable = not any(fault.rule == "type" for fault in faults)
-    return (kept if readable else None), findings
+    return kept, [_finding(document, fault) for fault in faults]
 
 
 def _finding(document: Document, fault: structure.Fault) -> Finding:

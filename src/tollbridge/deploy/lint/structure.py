@@ -18,6 +18,7 @@ from tollbridge.deploy.render.quantity import maybe_quantity
 
 _WORDS = {"string": str, "boolean": bool, "object": dict, "array": list}
 _SHOWN_CHARS = 80
+_NOTHING = object()  # in the place of a value of another type: rules may rely on types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +42,10 @@ class _Walk:
 
 
 def check(value: object, schema: Schema, schemas: Schemas, evaluate: Evaluate) -> tuple[Any, list[Fault]]:
-    """Return `value` with defaults, and what is wrong with it."""
+    """Return `value` with defaults and without values of another type, and what is wrong with it."""
     walk = _Walk(schemas=schemas, evaluate=evaluate)
-    return _value(walk, value, schema, ""), walk.faults
+    checked = _value(walk, value, schema, "")
+    return (None if checked is _NOTHING else checked), walk.faults
 
 
 def _value(walk: _Walk, value: Any, schema: Schema, path: str) -> Any:
@@ -54,12 +56,13 @@ def _value(walk: _Walk, value: Any, schema: Schema, path: str) -> Any:
         rule = "quantity" if _is_quantity(schema) else "type"
         what = f"{path or 'the object'} is {show(value)}, but must be {problem}"
         walk.fault(rule, path, what, _typed(value, problem))
-        return value
+        return _NOTHING
     _limits(walk, value, schema, path)
     if isinstance(value, dict):
         value = _mapping(walk, value, schema, path)
     elif isinstance(value, list) and "items" in schema:
-        value = [_value(walk, each, schema["items"], f"{path}[{index}]") for index, each in enumerate(value)]
+        checked = [_value(walk, each, schema["items"], f"{path}[{index}]") for index, each in enumerate(value)]
+        value = [None if each is _NOTHING else each for each in checked]  # indices stay those of the file
         _unique(walk, value, schema, path)
     if len(walk.faults) == before:
         _rules(walk, value, schema, path)
@@ -147,7 +150,8 @@ def _mapping(walk: _Walk, value: dict[str, Any], schema: Schema, path: str) -> d
     for key in schema.get("required", ()):
         if key not in value:
             walk.fault("missing", _join(path, key), f"{_join(path, key)} is missing", f"add {key}")
-    return {key: _property(walk, key, each, schema, path) for key, each in value.items()}
+    checked = {key: _property(walk, key, each, schema, path) for key, each in value.items()}
+    return {key: each for key, each in checked.items() if each is not _NOTHING}
 
 
 def _property(walk: _Walk, key: Any, value: Any, schema: Schema, path: str) -> Any:

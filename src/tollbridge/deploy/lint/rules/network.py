@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tollbridge.deploy.lint.case import Case, selects
-from tollbridge.deploy.lint.engines import Engine, literal, number
+from tollbridge.deploy.lint.engines import Engine, literal, number, words_of
 from tollbridge.deploy.lint.findings import Document, Finding, at, items
 from tollbridge.deploy.lint.pods import PodView
 from tollbridge.deploy.lint.rules.transfer import OURS
@@ -32,6 +32,8 @@ def rules(case: Case) -> Iterator[Finding]:
         yield from _monitor(case, monitor)
     for engine in case.engines:
         yield from _policies(case, engine)
+        yield from _names(case, engine)
+        yield from _requests(case, engine)
     yield from _generated_names(case)
     yield from _rights(case)
 
@@ -52,7 +54,16 @@ def _service(case: Case, service: Document) -> Iterator[Finding]:
         return
     here = case.pods_in(service.namespace)
     chosen = [pod for pod in here if selects({"matchLabels": selector}, pod.labels)]
-    if here and not chosen:
+    elsewhere = [pod for pod in case.pods if selects({"matchLabels": selector}, pod.labels)]
+    if not chosen and elsewhere:
+        yield service.finding(
+            "selects-nothing",
+            "metadata.namespace",
+            what=f"its pods are in the namespace {elsewhere[0].document.namespace}, not in {service.namespace}",
+            why="a Service selects in its own namespace only",
+            mend=f"write namespace: {elsewhere[0].document.namespace}",
+        )
+    elif here and not chosen:
         yield service.finding("selects-nothing", "spec.selector", **_nothing(here, selector))
     yield from _service_ports(service, chosen)
 
@@ -203,6 +214,45 @@ def _policies(case: Case, engine: Engine) -> Iterator[Finding]:
             )
 
 
+def _names(case: Case, engine: Engine) -> Iterator[Finding]:
+    """Whether a worker whose egress is restricted may ask DNS."""
+    outgoing = _selecting(case, engine.pod, "Egress")
+    rules = [rule for policy in outgoing for rule in items(policy.spec, "egress")]
+    if outgoing and not any(_covers(rule, 53) and _leaves(rule) for rule in rules):
+        yield outgoing[0].finding(
+            "policy-dns",
+            "spec.egress",
+            what="no egress rule lets port 53 pass",
+            why="no name can be looked up: neither the model's hub nor a Service",
+            mend="add an egress rule for port 53, UDP and TCP",
+        )
+
+
+def _leaves(rule: dict[str, Any]) -> bool:
+    """Whether a rule reaches beyond the namespace, where the cluster's DNS is."""
+    peers = items(rule, "to")
+    return not peers or any(key in peer for peer in peers for key in ("namespaceSelector", "ipBlock"))
+
+
+def _requests(case: Case, engine: Engine) -> Iterator[Finding]:
+    """Whether routers of ours may reach a worker's HTTP port."""
+    incoming = _selecting(case, engine.pod, "Ingress")
+    routers = [pod for pod in case.pods_in(engine.pod.document.namespace) if is_router(pod)]
+    for router in routers:
+        if incoming and not any(_permits(each, "ingress", router, engine.port) for each in incoming):
+            yield incoming[0].finding(
+                "policy",
+                "spec.ingress",
+                what=f"routers may not reach port {engine.port} of {engine.pod.title}",
+                why="the worker is never healthy for them, and gets no request",
+                mend=f"add an ingress rule from the router pods for port {engine.port}",
+            )
+
+
+def is_router(pod: PodView) -> bool:
+    return any(words_of(container)[:2] == ["tollbridge", "router"] for _, container in pod.containers)
+
+
 def _takes_any_port(engine: Engine) -> bool:
     tcp = "tcp" in (literal(engine.container, "UCX_TLS") or "tcp")
     return engine.uses("Nixl") is not None and tcp and literal(engine.container, "UCX_TCP_PORT_RANGE") is None
@@ -229,7 +279,7 @@ def _directions(policy: Document) -> list[str]:
 
 def _permits(policy: Document, key: str, peer: PodView, port: int) -> bool:
     return any(
-        _to(rule, "from" if key == "ingress" else "to", peer) and _port(rule, peer, port)
+        _to(rule, "from" if key == "ingress" else "to", peer) and _covers(rule, port)
         for rule in items(policy.spec, key)
     )
 
@@ -245,7 +295,7 @@ def _is_peer(entry: dict[str, Any], peer: PodView) -> bool:
     return "podSelector" not in entry or selects(entry["podSelector"], peer.labels)
 
 
-def _port(rule: dict[str, Any], peer: PodView, port: int) -> bool:
+def _covers(rule: dict[str, Any], port: int) -> bool:
     ports = items(rule, "ports")
     if not ports:
         return True

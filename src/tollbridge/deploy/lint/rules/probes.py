@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tollbridge.deploy.lint.case import Case
 from tollbridge.deploy.lint.engines import Engine, number
-from tollbridge.deploy.lint.findings import Finding, Manifest, at
+from tollbridge.deploy.lint.findings import Finding, Manifest, at, items
 
 SHORTEST_START_S = 180  # a 7B model is read, compiled and captured
 SHORTEST_LIVENESS_S = 30  # of failing: a long prefill keeps the server from answering
@@ -58,7 +58,7 @@ def _paths(engine: Engine) -> Iterator[Finding]:
 
 
 def _numbers(engine: Engine) -> dict[str, int]:
-    ports = engine.container.get("ports") or []
+    ports = items(engine.container, "ports")
     return {
         str(each.get("name")): each["containerPort"] for each in ports if isinstance(each.get("containerPort"), int)
     }

@@ -12,9 +12,9 @@ from tollbridge.config import schema
 from tollbridge.config.check import find_problem
 from tollbridge.config.cluster import ClusterConfig
 from tollbridge.deploy.lint.case import Case
-from tollbridge.deploy.lint.engines import words_of
 from tollbridge.deploy.lint.findings import Document, Finding, at, items
 from tollbridge.deploy.lint.pods import PodView
+from tollbridge.deploy.lint.rules.network import is_router
 
 _POD_VERBS = {"get", "list", "watch"}
 
@@ -24,7 +24,7 @@ def rules(case: Case) -> Iterator[Finding]:
         for key, text in _files(document).items():
             yield from _cluster_file(document, key, text)
     for pod in case.pods:
-        if any(words_of(container)[:2] == ["tollbridge", "router"] for _, container in pod.containers):
+        if is_router(pod):
             yield from _router(case, pod)
 
 

@@ -38,6 +38,30 @@ def rules(case: Case) -> Iterator[Finding]:
         yield from _strategy(each, "spec.rolloutStrategy", each.spec, in_set=False)
         yield from _group(each, "spec", each.spec)
     yield from _siblings(case)
+    for scaler in case.of("HorizontalPodAutoscaler"):
+        yield from _scaler(case, scaler)
+
+
+def _scaler(case: Case, scaler: Document) -> Iterator[Finding]:
+    low, high = scaler.spec.get("minReplicas", 1), scaler.spec.get("maxReplicas")
+    if isinstance(low, int) and isinstance(high, int) and low > high:
+        yield scaler.finding(
+            "scaling",
+            "spec.maxReplicas",
+            what=f"maxReplicas is {high}, below minReplicas, {low}",
+            why="the API server refuses it",
+            mend="raise maxReplicas",
+        )
+    target = at(scaler.spec, ["scaleTargetRef"]) or {}
+    names = [each.name for each in case.of(str(target.get("kind"))) if each.namespace == scaler.namespace]
+    if names and target.get("name") not in names:
+        yield scaler.finding(
+            "scaling",
+            "spec.scaleTargetRef.name",
+            what=f"there is no {target.get('kind')} {target.get('name')}",
+            why="the autoscaler reports an error, and does nothing",
+            mend=f"name one of {', '.join(names)}",
+        )
 
 
 def _names(document: Document) -> Iterator[Finding]:
