@@ -32,6 +32,7 @@ from tollbridge.router.flow import Flow
 from tollbridge.router.health import Monitor
 from tollbridge.router.index import IndexFeeder
 from tollbridge.router.knowledge import KnowledgeCollector
+from tollbridge.router.kvsize import kv_bytes_per_token
 from tollbridge.router.learn import Learner
 from tollbridge.router.limits import Limits
 from tollbridge.router.metrics import RouterMetrics
@@ -69,7 +70,12 @@ def make_context(
     registry.find(router.policy)
     limits, clock = limits or Limits(), clock or SystemClock()
     upstream, metrics, tenants = Upstream(limits), RouterMetrics(), Tenants(router)
-    fleet = Fleet(cluster.workers if cluster.lists_workers else (), clock=clock)
+    folder = maybe_folder(cluster.model)
+    fleet = Fleet(
+        cluster.workers if cluster.lists_workers else (),
+        clock=clock,
+        kv_bytes_per_token=kv_bytes_per_token(folder, cluster.dtype),
+    )
     admission = Admission(
         tenants.weights,
         clock=clock,
@@ -79,7 +85,7 @@ def make_context(
     )
     metrics.watch(lambda: admission.statistics().in_flight, lambda: admission.statistics().waiting)
     feeder = IndexFeeder(fleet, limits, clock)
-    tokens = Tokens(maybe_folder(cluster.model), fleet, upstream, limits)
+    tokens = Tokens(folder, fleet, upstream, limits)
     metrics.registry.register(KnowledgeCollector(feeder, tokens))
     discovery = discovery or make_discovery(cluster, clock)
     metrics.registry.register(DiscoveryCollector(discovery))

@@ -21,7 +21,7 @@ from tollbridge.config.cluster import WorkerConfig
 from tollbridge.errors import ConfigError, ModelNotFoundError, UnavailableError
 from tollbridge.policy.views import FleetView, WorkerView
 from tollbridge.router.breaker import Breaker
-from tollbridge.router.load import Load, Transfer, Work
+from tollbridge.router.load import Load, Report, Transfer, Work
 from tollbridge.router.sources import Source
 
 Leg = Literal["prefill", "decode"]
@@ -141,10 +141,12 @@ class FleetStatistics:
 class Fleet:
     """All workers, in the order in which they entered."""
 
-    def __init__(self, workers: Sequence[WorkerConfig], *, clock: Clock) -> None:
+    def __init__(self, workers: Sequence[WorkerConfig], *, clock: Clock, kv_bytes_per_token: float = 0.0) -> None:
+        """`kv_bytes_per_token` is taken to be that of workers that do not say; 0: not known."""
         self._clock = clock
+        self._unsaid = Report(kv_bytes_per_token=kv_bytes_per_token)
         self._transfers: dict[Transfer, tuple[str, str]] = {}  # of this router
-        self._workers = {config.name: _make(config) for config in workers}
+        self._workers = {config.name: self._make(config) for config in workers}
         self._gone: OrderedDict[str, Worker] = OrderedDict()  # those that left last: requests may still name them
         self._arrivals: set[asyncio.Queue[Worker]] = set()
         if len(self._workers) != len(workers):
@@ -166,7 +168,7 @@ class Fleet:
     def enter(self, config: WorkerConfig, uid: str = "") -> Worker:
         """Add a worker, which nobody has checked yet; ConfigError when its address is none."""
         assert config.name not in self._workers
-        worker = self._workers[config.name] = _make(config, uid)
+        worker = self._workers[config.name] = self._make(config, uid)
         self._gone.pop(config.name, None)
         for queue in self._arrivals:
             queue.put_nowait(worker)
@@ -329,6 +331,9 @@ class Fleet:
             receiving_bytes=now.receiving_bytes,
         )
 
+    def _make(self, config: WorkerConfig, uid: str = "") -> Worker:
+        return Worker(config=config, url=_url(config), uid=uid, load=Load(self._unsaid))
+
     @staticmethod
     def _add(worker: Worker, leg: Leg, number: int) -> None:
         if leg == "prefill":
@@ -358,11 +363,12 @@ def kv_address(config: WorkerConfig, said: str | None) -> Address | None:
     return (host, address[1]) if host else None
 
 
-def _make(config: WorkerConfig, uid: str = "") -> Worker:
+def _url(config: WorkerConfig) -> str:
+    """Return the worker's URL without a trailing slash; ConfigError when the router cannot dial it."""
     parts = urlsplit(config.url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         raise ConfigError(
             f"Worker {config.name!r} has the url {config.url!r}: the router needs http://host:port with the real port.",
             param="workers",
         )
-    return Worker(config=config, url=config.url.rstrip("/"), uid=uid)
+    return config.url.rstrip("/")

@@ -74,8 +74,9 @@ class _Side:
 class Load:
     """See the top of the file. The caller says what time it is (monotonic seconds)."""
 
-    def __init__(self) -> None:
-        self.report = Report()
+    def __init__(self, report: Report | None = None) -> None:
+        """`report` is what is known before the worker has said anything."""
+        self.report = report or Report()
         self._reported_s = float("-inf")
         self._works: list[Work] = []
         self._prefilled = 0  # tokens in the report that have been computed since
