@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, Playwright, sync_playwright
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-VARIABLE = "TOLLBRIDGE_CHROMIUM"
-
-
-def find(playwright: Playwright) -> str | None:
-    """Return the program: the one that TOLLBRIDGE_CHROMIUM names, one in the path, or Playwright's own."""
-    named = [os.environ.get(VARIABLE), *map(shutil.which, NAMES), playwright.chromium.executable_path]
-    return next((path for path in named if path and Path(path).exists()), None)
+from benchmarks.support.browser import VARIABLE, arguments, find
+from playwright.sync_api import Browser, Page, sync_playwright
 
 
 @contextmanager
 def browsing() -> Iterator[Browser]:
     """Yield a browser. Without one the test fails where one could be installed, and is skipped where it could not."""
     with sync_playwright() as playwright:
-        path = find(playwright)
+        path = find(playwright.chromium.executable_path)
         if path is None:
             sentence = f"no Chromium: apt-get install chromium, or name one with {VARIABLE}"
             if os.geteuid() == 0 or os.environ.get("CI"):
                 pytest.fail(f"{sentence} (make test does that when it runs as root)", pytrace=False)
             pytest.skip(f"{sentence}; only root can, and this is not root")
-        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=path, args=arguments)
+        browser = playwright.chromium.launch(executable_path=path, args=arguments())
         try:
             yield browser
         finally:

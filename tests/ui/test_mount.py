@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -136,6 +137,32 @@ async def test_too_many_viewers_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
     async with rig(extensions=PAGE) as r, r.session.get(r.url + "/ui/events") as response:
         await frames(response, 1)
         assert (await r.get("/ui/events")).status == 503
+
+
+async def test_a_viewer_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    hubs: list[Hub] = []
+
+    def quick(build: Any) -> Hub:
+        hubs.append(Hub(build, interval_s=0.001))
+        return hubs[0]
+
+    monkeypatch.setattr(module, "Hub", quick)
+    monkeypatch.setattr(module, "WRITE_TIMEOUT_S", 0.2)
+    async with rig(extensions=PAGE) as r:
+        host, port = r.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1)
+        writer.write(b"GET /ui/events HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(PATIENCE_S):
+            while not hubs[0].statistics().num_viewers:
+                await r.get("/health")
+            while hubs[0].statistics().num_viewers:
+                await r.get("/health")
+            with suppress(ConnectionError):
+                while await reader.read(1 << 20):
+                    pass  # what the kernel still had; then the end
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 async def test_viewers_do_not_keep_a_router_from_stopping() -> None:

@@ -42,7 +42,7 @@ def test_the_latest_end_comes_first() -> None:
 def test_a_window_counts_what_ended_in_it() -> None:
     records = ended([local(1), local(2, ttft_s=5.0, total_s=6.0), split(3), local(11)])
     now = window(records, SLO, NOW, is_whole=True)
-    assert (now.seconds, now.num_ended, now.num_in_slo) == (10.0, 3, 2)
+    assert (now.seconds, now.num_ended, now.slo_share) == (10.0, 3, 0.6667)
     assert (now.ttft_p50_s, now.ttft_p95_s) == (0.5, 5.0)
 
 
@@ -51,6 +51,13 @@ def test_a_window_is_no_longer_than_memory() -> None:
     now = window(ended([local(1), local(2)]), SLO, NOW, is_whole=False)
     assert now.seconds == pytest.approx(2.0)
     assert window([], SLO, NOW, is_whole=False).num_ended == 0
+
+
+def test_a_full_window_is_sampled() -> None:
+    records = [local(1 + number / 1000, ttft_s=0.001 * number, total_s=2.0) for number in range(1000)]
+    now = window(ended(records), SLO, NOW, is_whole=True)
+    assert now.num_ended == 1000
+    assert now.ttft_p50_s == pytest.approx(0.5, abs=0.01)
 
 
 def test_percentiles() -> None:

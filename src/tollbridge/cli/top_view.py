@@ -68,7 +68,7 @@ def _head(now: Snapshot) -> Text:
     text = Text.assemble(("Tollbridge ", "bold"), f"{now.model.rpartition('/')[2]}, policy {now.policy}: ")
     text.append(f"{now.in_flight} in flight, {now.waiting} waiting, ")
     rate = window.num_ended / window.seconds
-    text.append(f"{rate:.1f} requests/s end, {window.num_in_slo / window.seconds:.1f} within SLO; ")
+    text.append(f"{rate:.1f} requests/s end, {rate * (window.slo_share or 0):.1f} within SLO; ")
     ttft_late = (window.ttft_p95_s or 0) > now.slo_ttft_s
     text.append(
         f"first token p95 {duration(window.ttft_p95_s)} of {duration(now.slo_ttft_s)}", late if ttft_late else ""

@@ -73,6 +73,7 @@ def invitation(stack: Stack) -> str:
     key = ' -H "authorization: Bearer $TOLLBRIDGE_API_KEY"' if stack.cluster.router.api_keys else ""
     return (
         f"Tollbridge is at {stack.url}/v1\n"
+        f"  watch it: {stack.url}/ui\n"
         f"  curl -N {stack.url}/v1/chat/completions -H 'content-type: application/json'{key} -d '{json.dumps(body)}'\n"
         f"  {program()} chat --url {stack.url}"
     )

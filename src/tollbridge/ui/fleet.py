@@ -36,6 +36,7 @@ class _Status(msgspec.Struct, frozen=True):
     engine: _Engine = _Engine()
     transfer: dict[str, _Side] = {}
     rss_bytes: int = 0
+    memory_limit_bytes: int = 0
 
 
 def worker_row(worker: Worker, view: WorkerView) -> WorkerRow:
@@ -65,6 +66,7 @@ def worker_row(worker: Worker, view: WorkerView) -> WorkerRow:
         cache_queried_tokens=said.engine.prefix_cache_queries_total,
         cache_hit_tokens=said.engine.prefix_cache_hits_total,
         rss_bytes=said.rss_bytes,
+        memory_limit_bytes=said.memory_limit_bytes,
         send=_transfers(said.transfer.get("send", _Side())),
         receive=_transfers(said.transfer.get("receive", _Side())),
     )

@@ -15,9 +15,9 @@ import msgspec
 from aiohttp import web
 
 from tollbridge.errors import UnavailableError
+from tollbridge.obs import memory
 from tollbridge.router.app import OPEN_PATHS
 from tollbridge.router.context import Context
-from tollbridge.ui import memory
 from tollbridge.ui.hub import Hub
 from tollbridge.ui.observe import history, observe
 from tollbridge.ui.pages import HEADERS, PREFIX, pages, serve
@@ -64,11 +64,16 @@ class Board:
         response = web.StreamResponse(headers=_HEADERS)
         with self.hub.viewer() as viewer:
             await response.prepare(request)
-            with suppress(ConnectionError, TimeoutError):  # it left, or stopped reading
+            try:
                 await _write(response, _event("history", msgspec.json.encode(history(self._context))))
                 async for picture in viewer.pictures():
                     await _write(response, picture)
                 await response.write_eof()
+            except ConnectionError:  # it left
+                pass
+            except TimeoutError:  # it reads no more, nor would it read an end
+                if request.transport is not None:
+                    request.transport.abort()
         return response
 
     async def lifespan(self, app: web.Application) -> AsyncIterator[None]:

@@ -10,6 +10,7 @@ from tollbridge.ui.snapshot import Phase, RequestRow, Window
 from tollbridge.wire.decision import DecisionRecord
 
 WINDOW_S = 10.0
+MAX_SAMPLE = 256  # requests of a window whose times are looked at
 MAX_WHY = 240  # characters of a sentence
 
 
@@ -79,13 +80,14 @@ def window(newest_first: Sequence[DecisionRecord], slo: SloConfig, now: float, *
     """
     reach_s = WINDOW_S if is_whole or not newest_first else now - ended_at(newest_first[-1])
     seconds = max(min(WINDOW_S, reach_s), 0.1)
-    inside = [each.happened for each in newest_first if ended_at(each) > now - seconds]
+    ends = [each.happened for each in newest_first if ended_at(each) > now - seconds]
+    inside = ends[:: max(1, -(-len(ends) // MAX_SAMPLE))]
     ttfts = sorted(each.queue_s + each.ttft_s for each in inside if each.ttft_s is not None)
     tpots = sorted(tpot_s for each in inside if (tpot_s := maybe_tpot_s(each)) is not None)
     return Window(
         seconds=seconds,
-        num_ended=len(inside),
-        num_in_slo=sum(meets(each, slo) for each in inside),
+        num_ended=len(ends),
+        slo_share=_short(sum(meets(each, slo) for each in inside) / len(inside)) if inside else None,
         ttft_p50_s=_short(percentile(ttfts, 0.5)),
         ttft_p95_s=_short(percentile(ttfts, 0.95)),
         tpot_p50_s=_short(percentile(tpots, 0.5)),

@@ -92,6 +92,7 @@ class WorkerRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cache_queried_tokens: int = 0  # looked up in its prefix cache, since its start
     cache_hit_tokens: int = 0
     rss_bytes: int = 0  # 0: not known
+    memory_limit_bytes: int = 0
     send: Transfers = Transfers()
     receive: Transfers = Transfers()
 
@@ -112,7 +113,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     seconds: float
     num_ended: int = 0
-    num_in_slo: int = 0
+    slo_share: float | None = None  # of these, as far as a sample says
     ttft_p50_s: float | None = None
     ttft_p95_s: float | None = None
     tpot_p50_s: float | None = None

@@ -22,5 +22,7 @@ class WorkerStatus(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     block_size: int  # tokens
     kv_bytes_per_token: int
+    rss_bytes: int = 0  # resident memory of the process; 0: not known
+    memory_limit_bytes: int = 0  # of its control group, or of the machine
     engine: dict[str, Any]
     transfer: dict[str, dict[str, Any]]

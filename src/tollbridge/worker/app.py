@@ -16,6 +16,7 @@ from prometheus_client import generate_latest
 
 import tollbridge
 from tollbridge.errors import RequestError, StartupError, UnavailableError
+from tollbridge.obs import memory
 from tollbridge.wire.connections import Connections
 from tollbridge.wire.openai import (
     DetokenizeRequest,
@@ -169,6 +170,8 @@ def worker_status(door: Door) -> WorkerStatus:
         max_model_len=info.max_model_len,
         block_size=info.block_size,
         kv_bytes_per_token=info.kv_bytes_per_token,
+        rss_bytes=memory.rss_bytes(),
+        memory_limit_bytes=memory.limit_bytes(),
         engine=dataclasses.asdict(door.engine.statistics()),
         transfer={side: dataclasses.asdict(statistics) for side, statistics in door.transfers().items()},
     )

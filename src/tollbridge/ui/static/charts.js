@@ -66,7 +66,7 @@ class Chart {
     return new uPlot({
       ...this.size(), cursor: { show: false }, legend: { show: false }, padding: [10, 18, 0, 0], plugins: [signs(() => this.dots())],
       scales: { x: { time: false, ...x.scale }, y: y.scale ?? {} },
-      axes: [axis({ values: (_, values) => values.map(x.words), space: x.space ?? 60, size: 28, ...(x.splits ? { splits: x.splits } : {}) }),
+      axes: [axis({ values: (_, values) => values.map(x.words), space: x.space ?? 60, size: 28, ...(x.splits ? { splits: x.splits } : {}), ...(x.filter ? { filter: x.filter } : {}) }),
         axis({ values: (_, values) => values.map(y.words), size: 58, gap: 4, ...(y.splits ? { splits: y.splits } : {}), ...(y.filter ? { filter: y.filter } : {}) })],
       series: [{}, ...lines.map((line) => ({
         label: line.label, stroke: () => colour(line.colour), width: line.width ?? 2, dash: line.dash, points: { show: false },
@@ -134,7 +134,7 @@ function goodput() {
     const now = state.snapshot.at, past = before(state, now);
     const live = state.samples.map((sample, at) => ({ x: sample.at - now, ...(state.rates(5, at) ?? { ended: null, good: null }) })).filter((each) => each.x > -span);
     const all = [...past, ...live], last = state.rates(10);
-    const share = state.snapshot.window.num_ended ? (state.snapshot.window.num_in_slo ?? 0) / state.snapshot.window.num_ended : null;
+    const share = state.snapshot.window.slo_share ?? null;
     const words = last ? `${last.ended.toFixed(1)} requests/s end, ${last.good.toFixed(1)}/s of them within both SLOs${share === null ? "" : ` (${percent(share)} lately)`}.` : "Counting.";
     chart.show([all.map((each) => each.x), all.map((each) => each.ended), all.map((each) => each.good)], words);
   };
@@ -182,10 +182,12 @@ function payoff() {
   return chart;
 }
 
+const LENGTHS = [32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768];
+
 function breakEven() {
   let rows = [];
   const chart = new Chart("even", {
-    x: { scale: { distr: 3, log: 2, range: (_, min, max) => [min || 32, max || 4096] }, words: (value) => count(value), splits: (plot, _, min, max) => [32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768].filter((each) => each >= min && each <= max), space: 40 },
+    x: { scale: { distr: 3, log: 2, range: (_, min, max) => [min || 32, max || 4096] }, words: (value) => count(value), splits: (plot, _, min, max) => LENGTHS.filter((each, at) => each >= min && each <= max && (plot.width > 380 || at % 2 === 0)), space: 40, filter: (_, splits) => splits },
     y: logSeconds(() => reachOf(rows.map((row) => row.y))), height: 250,
     lines: [{ label: "stall if local", colour: "local" }, { label: "toll if split", colour: "split", dash: [8, 3] }],
     dots: () => rows,

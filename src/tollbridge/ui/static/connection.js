@@ -76,15 +76,23 @@ export class Connection {
         timer = alarm();
         this.failures = 0;
         this.state("live");
-        this.told(event, JSON.parse(data));
+        this.tell(event, data);
       }
-    } catch (error) {
-      if (error instanceof SyntaxError) throw error;
+    } catch { // it ended, was silent or is not there: all the same to who looks
     } finally {
       clearTimeout(timer);
     }
     this.state(document.hidden ? "wait" : "lost");
     return false;
+  }
+
+  /** What cannot be drawn is no reason to let go of the router. */
+  tell(event, data) {
+    try {
+      this.told(event, JSON.parse(data));
+    } catch (error) {
+      console.error(error);
+    }
   }
 
   /** A page that nobody looks at costs the router nothing. */

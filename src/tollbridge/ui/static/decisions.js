@@ -17,15 +17,14 @@ export class Decisions {
   }
 
   draw(state) {
-    const holding = byId("pause").checked, rows = [...[...state.rows.values()].slice(-MAX_SHOWN), ...state.snapshot.active];
-    rows.sort((a, b) => a.at - b.at);
+    const holding = byId("pause").checked, ended = [...state.rows.values()].slice(-MAX_SHOWN);
+    const rows = [...ended, ...state.snapshot.active].sort((a, b) => a.at - b.at).slice(-MAX_SHOWN);
     for (const row of rows) {
       const item = this.items.get(row.id);
       if (item) this.update(item, row);
       else if (!holding) this.add(row);
     }
-    while (this.items.size > MAX_SHOWN && !holding) this.dropOldest();
-    if (!this.items.size) say(this.list, "");
+    if (!holding) this.drop(new Set(rows.map((row) => row.id)));
   }
 
   add(row) {
@@ -33,23 +32,21 @@ export class Decisions {
     const body = h("div", { class: "body" });
     const summary = h("summary", {}, h("span", { class: "choice" }, mark(row.choice), " ", parts.choice), parts.path, parts.why, parts.outcome, parts.time);
     const details = h("details", {}, summary, body);
-    const item = { row: null, parts, body, summary, element: h("li", { "data-id": row.id }, details) };
+    const item = { at: row.at, row: null, parts, body, summary, element: h("li", { "data-id": row.id }, details) };
     details.addEventListener("toggle", () => details.open && this.open(item));
+    const older = [...this.list.children].find((element) => this.items.get(element.dataset.id).at <= row.at);
     this.items.set(row.id, item);
-    this.list.prepend(item.element);
+    this.list.insertBefore(item.element, older ?? null);
     this.update(item, row);
   }
 
-  dropOldest() {
+  /** Forget all but `wanted`, and what somebody reads. */
+  drop(wanted) {
     for (const [id, item] of this.items) {
-      if (item.element.firstChild.open) continue; // somebody reads it
+      if (wanted.has(id) || item.element.firstChild.open) continue;
       item.element.remove();
       this.items.delete(id);
-      return;
     }
-    const [id, item] = this.items.entries().next().value;
-    item.element.remove();
-    this.items.delete(id);
   }
 
   update(item, row) {

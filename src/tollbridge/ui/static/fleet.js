@@ -7,7 +7,7 @@ import { bytes, count, percent, plural, rate } from "./format.js";
 const MAX_EACH = 6; // workers drawn on a side; the table has all
 const LANE = 20; // px from sign to sign
 const WIDE = { width: 960, box: 316, small: false, top: 100, router: 230 };
-const NARROW = { width: 380, box: 148, small: true, top: 92, router: 170 };
+const NARROW = { width: 380, box: 142, small: true, top: 92, router: 170 };
 const BOX_HEIGHT = 120, GAP = 18, MARGIN = 4;
 
 export class Fleet {

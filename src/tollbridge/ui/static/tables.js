@@ -37,9 +37,10 @@ export class Memory {
     const rows = [meter("prompt tokens found in a prefix cache", hits, totals.cacheable_tokens ? percent(hits) : "none yet", "good")];
     for (const worker of workers) {
       const { kv_total_tokens: total = 0, kv_used_tokens: used = 0, max_pinned_tokens: most = 0, pinned_tokens: pinned = 0 } = worker;
-      const asked = worker.cache_queried_tokens ?? 0, rss = worker.rss_bytes ? `, ${bytes(worker.rss_bytes)} resident` : "";
+      const asked = worker.cache_queried_tokens ?? 0, rss = worker.rss_bytes ?? 0, limit = worker.memory_limit_bytes ?? 0;
       if (!worker.ready || !total) continue;
-      rows.push(meter(`${worker.name}: KV cache${rss}`, used / total, `${count(used)} of ${count(total)} tokens`, level(used / total)));
+      if (rss && limit) rows.push(meter(`${worker.name}: memory`, rss / limit, `${bytes(rss)} of ${bytes(limit)}`, level(rss / limit)));
+      rows.push(meter(`${worker.name}: KV cache`, used / total, `${count(used)} of ${count(total)} tokens`, level(used / total)));
       if (pinned) rows.push(meter(`${worker.name}: held for decode to fetch`, pinned / most, `${count(pinned)} of ${count(most)} tokens`, level(pinned / most)));
       if (asked) rows.push(meter(`${worker.name}: prefix hits`, (worker.cache_hit_tokens ?? 0) / asked, percent((worker.cache_hit_tokens ?? 0) / asked), "good"));
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -17,6 +18,7 @@ def rss_bytes() -> int:
         return 0
 
 
+@cache
 def limit_bytes() -> int:
     """Return the smaller of the machine's memory and the control group's limit."""
     machine = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
