@@ -143,7 +143,7 @@ async def test_a_viewer_that_does_not_read_is_dropped(monkeypatch: pytest.Monkey
     hubs: list[Hub] = []
 
     def quick(build: Any) -> Hub:
-        hubs.append(Hub(build, interval_s=0.001))
+        hubs.append(Hub(lambda: bytes(1 << 20), interval_s=0.01))  # so large that no buffer holds many
         return hubs[0]
 
     monkeypatch.setattr(module, "Hub", quick)
