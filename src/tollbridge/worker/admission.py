@@ -22,7 +22,7 @@ from tollbridge.worker.job import Branch, Job, Kind
 from tollbridge.worker.messages import chat_options
 from tollbridge.worker.parse import parse
 from tollbridge.worker.prompts import split_prompts
-from tollbridge.worker.sampling import Asked, check_shape, only_echoes, sampling_params
+from tollbridge.worker.sampling import Asked, check_shape, common_params, only_echoes, params_of_prompt
 from tollbridge.worker.structured import param_of
 from tollbridge.worker.tools import check_tools, maybe_reader
 
@@ -120,16 +120,19 @@ def _branches(
     door: Door, asked: Asked, prompts: list[list[int]], transfer: TransferParams | None, public_id: str
 ) -> Iterator[Branch]:
     model, tokenizer = door.engine.info, door.engine.tokenizer
+    common = common_params(asked, model, tokenizer)
     for number, prompt in enumerate(prompts):
-        for choice in range(asked.n):
+        echo = _echo(asked, tokenizer, number, prompt)
+        choices = params_of_prompt(common, asked, model, num_prompt_tokens=len(prompt))
+        for choice, sampling in enumerate(choices):
             yield Branch(
                 index=number * asked.n + choice,
                 engine_id=f"{public_id}-{next(_serial)}",
                 prompt_token_ids=prompt,
-                sampling=sampling_params(asked, model, tokenizer, num_prompt_tokens=len(prompt), choice=choice),
+                sampling=sampling,
                 transfer=transfer if choice == 0 else None,
                 leader=number * asked.n if choice else None,
-                echo=_echo(asked, tokenizer, number, prompt),
+                echo=echo,
                 tools=maybe_reader(asked) if isinstance(asked, ChatCompletionRequest) else None,
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from tollbridge.engine.base import ModelInfo, SamplingParams, Tokenizer
 from tollbridge.errors import ContextLengthError, RequestError
@@ -21,21 +22,17 @@ MAX_BIAS = 100.0  # what is beyond is cut, as in vLLM
 Asked = CompletionRequest | ChatCompletionRequest
 
 
-def sampling_params(
-    asked: Asked, model: ModelInfo, tokenizer: Tokenizer, *, num_prompt_tokens: int, choice: int = 0
-) -> SamplingParams:
-    """Return the checked parameters of one choice of several; RequestError names the one at fault."""
+def common_params(asked: Asked, model: ModelInfo, tokenizer: Tokenizer) -> SamplingParams:
+    """Return the checked parameters but for `max_tokens`, which depends on the prompt; RequestError names the wrong."""
     _check_ranges(asked)
-    max_tokens = _max_tokens(asked, model, num_prompt_tokens)
-    _require(asked.min_tokens <= max_tokens, "min_tokens", f"must be at most max_tokens, {max_tokens}")
     return SamplingParams(
-        max_tokens=max_tokens,
+        max_tokens=1,
         min_tokens=asked.min_tokens,
         temperature=1.0 if asked.temperature is None else asked.temperature,
         top_p=1.0 if asked.top_p is None else asked.top_p,
         top_k=max(asked.top_k or 0, 0),
         min_p=asked.min_p or 0.0,
-        seed=None if asked.seed is None else asked.seed + choice,
+        seed=asked.seed,
         presence_penalty=asked.presence_penalty or 0.0,
         frequency_penalty=asked.frequency_penalty or 0.0,
         repetition_penalty=1.0 if asked.repetition_penalty is None else asked.repetition_penalty,
@@ -51,6 +48,16 @@ def sampling_params(
         logprobs=_num_logprobs(asked),
         prompt_logprobs=_num_prompt_logprobs(asked),
     )
+
+
+def params_of_prompt(
+    common: SamplingParams, asked: Asked, model: ModelInfo, *, num_prompt_tokens: int
+) -> list[SamplingParams]:
+    """Return the parameters of each of the choices of a prompt: those with a seed count on from it, as in vLLM."""
+    max_tokens = _max_tokens(asked, model, num_prompt_tokens)
+    _require(asked.min_tokens <= max_tokens, "min_tokens", f"must be at most max_tokens, {max_tokens}")
+    seeds = [None if asked.seed is None else asked.seed + choice for choice in range(asked.n)]
+    return [replace(common, max_tokens=max_tokens, seed=seed) for seed in seeds]
 
 
 def check_shape(asked: Asked) -> None:
