@@ -9,7 +9,9 @@ from pathlib import Path
 
 import aiohttp
 import msgspec
+import pytest
 
+from tests.support.stack import Process, tollbridge
 from tests.support.stub_worker import SECRET, StubWorker, stubs
 from tollbridge.config.cluster import ClusterConfig, RouterConfig
 from tollbridge.config.show import dump
@@ -41,3 +43,16 @@ async def test_one_log_line_per_request_on_stderr(tmp_path: Path) -> None:
     assert len(lines) == 1
     assert "choice=local" in lines[0]
     assert "status=ok" in lines[0]
+
+
+@pytest.mark.parametrize(("switch", "status"), [("true", 200), ("false", 404)])
+async def test_the_dashboard_can_be_left_out(tmp_path: Path, switch: str, status: int) -> None:
+    config = tmp_path / "tollbridge.yaml"
+    config.write_text(f"router: {{port: 0, ui: {switch}}}\nworkers: [{{name: w, url: http://127.0.0.1:1}}]\n")
+    process = Process(tollbridge("router", "--config", str(config)), tmp_path / "router.log")
+    try:
+        url = process.wait_ready()["url"]
+        async with aiohttp.ClientSession() as session, session.get(f"{url}/ui/") as answer:
+            assert answer.status == status
+    finally:
+        process.stop()

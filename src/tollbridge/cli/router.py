@@ -23,7 +23,7 @@ def router(*, config: ConfigFile = None, print_config: PrintConfig = False) -> i
     from tollbridge.ui.mount import mount
 
     logs.configure()
-    return run_router(cluster=loaded.cluster, secret=secret, extensions=[mount])
+    return run_router(cluster=loaded.cluster, secret=secret, extensions=[mount] if loaded.cluster.router.ui else [])
 
 
 def check_reachable(cluster: ClusterConfig) -> None:

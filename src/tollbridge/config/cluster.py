@@ -38,6 +38,7 @@ class RouterConfig(_Section, frozen=True, kw_only=True):
     api_keys: list[str] | None = None
     tenants: list[TenantConfig] = []
     tls: dict[str, str] | None = None
+    ui: bool = True  # the dashboard at /ui
     max_body_mib: Count = 4
     max_concurrent: Count = 1024  # requests in flight; beyond, they wait
     max_queue: Annotated[int, Meta(ge=0)] = 1024  # requests that wait; beyond: 429 with Retry-After
