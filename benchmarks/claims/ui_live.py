@@ -54,7 +54,7 @@ class Size:
 
 def run(quick: bool) -> ClaimResult:
     """Measure, and return the claim's verdict."""
-    size = Size(8, 4, 4.0) if quick else Size(30, 12, 8.0)
+    size = Size(8, 6, 4.0) if quick else Size(30, 12, 8.0)
     try:
         from playwright.async_api import async_playwright
     except ImportError:

@@ -14,6 +14,7 @@ from tollbridge.ui.snapshot import LinkRow, Transfers, WorkerRow
 from tollbridge.wire.decision import DecisionRecord
 
 MAX_LINKS = 64
+MAX_EACH = 8  # workers of a side whose links are listed although nothing is on them
 
 
 class _Engine(msgspec.Struct, frozen=True):
@@ -79,7 +80,7 @@ def link_rows(
     newest_first: Iterable[DecisionRecord],
     now: float,
 ) -> list[LinkRow]:
-    """Return every way from a prefill to a decode worker that is ready, and what is on it, the busiest first.
+    """Return the ways from prefill to decode workers that are ready, and what is on them, the busiest first.
 
     `active` is transfers under way by (prefill, decode), `goodputs` bytes/s by "host>host".
     """
@@ -87,7 +88,7 @@ def link_rows(
     hosts = {worker.name: worker.host for worker in workers}
     senders = [worker.name for worker in workers if worker.ready and worker.can_send and worker.prefer != "decode"]
     receivers = [worker.name for worker in workers if worker.ready and worker.prefer != "prefill"]
-    pairs = {(p, d): None for p in senders[:MAX_LINKS] for d in receivers[:MAX_LINKS] if p != d}
+    pairs = {(p, d): None for p in senders[:MAX_EACH] for d in receivers[:MAX_EACH] if p != d}
     rows = [
         _link(pair, active.get(pair, 0), goodputs.get(f"{hosts[pair[0]]}>{hosts[pair[1]]}"), crossed.get(pair, 0.0))
         for pair in pairs | dict.fromkeys([*active, *crossed])
