@@ -62,6 +62,8 @@ async def main(folder: Path) -> None:
                 await page.bring_to_front()
                 await asyncio.sleep(1.5)
                 _save(await page.screenshot(full_page=True), folder / f"ui-{size}-{scheme}.png")
+                if (size, scheme) == ("wide", "light"):
+                    _save(await page.screenshot(), folder / "ui.png")  # what is seen at first
             load.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await load
