@@ -9,6 +9,8 @@ import pytest
 
 from tests.support.router_rig import rig
 from tests.support.stub_worker import Behaviour
+from tollbridge.clock import ManualClock
+from tollbridge.router.relay import Pipe
 
 STREAM = {"prompt": "Hello", "max_tokens": 8, "stream": True, "stream_options": {"include_usage": True}}
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -86,3 +88,41 @@ async def test_max_completion_tokens_is_one_on_the_prefill_leg() -> None:
         assert (leg.body["max_tokens"], leg.body["max_completion_tokens"], leg.body["stream"]) == (1, 1, False)
         assert not {"min_tokens", "stream_options"} & set(leg.body)
         assert r["d0"].seen[0].body["max_completion_tokens"] == 9
+
+
+class _Reader:
+    """A client that takes everything, and a deadline that does not matter."""
+
+    is_full, waiting_for_client = False, False
+
+    def write(self, data: bytes) -> None:
+        return
+
+    def extend(self, seconds: float) -> None:
+        return
+
+
+def test_the_longest_gap_of_a_stream_is_found_across_its_workers() -> None:
+    clock, reader = ManualClock(), _Reader()
+
+    def pipe(last_s: float | None) -> Pipe:
+        return Pipe(None, None, reader, reader, 1.0, clock, last_s)  # type: ignore[arg-type]
+
+    first = pipe(None)
+    for pause_s in (9.0, 0.1, 0.3, 0.2):  # nothing is before the first piece
+        clock.advance(pause_s)
+        first.write(b"x")
+    assert first.longest_gap_s == pytest.approx(0.3)
+    clock.advance(2.0)
+    second = pipe(first.last_s)  # another worker goes on
+    second.write(b"x")
+    assert second.longest_gap_s == pytest.approx(2.0)
+
+
+async def test_the_record_has_the_longest_gap_of_a_stream_only() -> None:
+    async with rig() as r:
+        for stream in (True, False):
+            answer = await r.post({"prompt": "a", "max_tokens": 8, "stream": stream})
+            gap_s = (await r.record(answer.decision["id"]))["happened"].get("longest_gap_s")
+            assert (gap_s is not None and 0 <= gap_s < 5.0) is stream
+        assert await r.metric("longest_gap_seconds_count") == 1

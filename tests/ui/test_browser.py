@@ -128,7 +128,7 @@ def test_the_link_is_drawn_as_it_was_measured(stack: Stack, page: Page) -> None:
 
 
 def test_charts_say_what_they_show(stack: Stack, page: Page) -> None:
-    for chart in ("ttft", "tpot", "goodput", "payoff", "even"):
+    for chart in ("ttft", "gap", "goodput", "payoff", "even"):
         place = page.locator(f"#{chart}")
         assert place.locator("canvas").count() == 1
         assert place.get_attribute("aria-label") == page.locator(f"#{chart}-read").inner_text()

@@ -43,7 +43,8 @@ def test_a_window_counts_what_ended_in_it() -> None:
     records = ended([local(1), local(2, ttft_s=5.0, total_s=6.0), split(3), local(11)])
     now = window(records, SLO, NOW, is_whole=True)
     assert (now.seconds, now.num_ended, now.slo_share) == (10.0, 3, 0.6667)
-    assert (now.ttft_p50_s, now.ttft_p95_s) == (0.5, 5.0)
+    assert (now.ttft_p50_s, now.ttft_p95_s, now.gap_p95_s) == (0.5, 5.0, None)
+    assert window(ended([local(1, longest_gap_s=0.3)]), SLO, NOW, is_whole=True).gap_p95_s == 0.3
 
 
 def test_a_window_is_no_longer_than_memory() -> None:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 _LATENCY_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+_GAP_BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0, 10.0)
 _ERROR_BUCKETS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.0, 5.0)
 _BIAS_WEIGHT = 0.05
 _CODE = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -74,6 +75,9 @@ class RouterMetrics:
         self.chunks = self._counter("relayed_chunks", "Pieces of streams written to clients.")
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "Arrival to the first relayed event or whole answer."
+        )
+        self.longest_gap = self._histogram(
+            "longest_gap_seconds", "Longest time between two pieces of a stream.", buckets=_GAP_BUCKETS
         )
         self.duration = self._histogram("request_duration_seconds", "Arrival to the end.")
         self.queue = Histogram(

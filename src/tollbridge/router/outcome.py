@@ -115,6 +115,11 @@ class Outcome:
         self._lesson.first_token()
         self._trace.event("first_byte")
 
+    def relayed(self, num_chunks: int, longest_gap_s: float) -> None:
+        """So many pieces of a stream have been written, with at most so long between two of them."""
+        self.num_chunks += num_chunks
+        self._happened.longest_gap_s = max(self._happened.longest_gap_s or 0.0, longest_gap_s)
+
     def came_whole(self) -> None:
         """The answer is not streamed: when its first token came, only the worker knows."""
         self._happened.ttft_s = None
@@ -237,6 +242,8 @@ class Outcome:
         if payoff is not None:
             metrics.toll_seconds.inc(payoff.toll_s)
             metrics.avoided_seconds.inc(payoff.avoided_s)
+        if happened.longest_gap_s is not None:
+            metrics.longest_gap.labels(choice).observe(happened.longest_gap_s)
         metrics.chunks.inc(self.num_chunks)
         self._count_cached()
         transfer = happened.decode_report.transfer if happened.decode_report else None

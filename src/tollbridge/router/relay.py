@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from tollbridge.clock import Clock
 from tollbridge.errors import UnavailableError, UpstreamError
 from tollbridge.router.client import Client
 from tollbridge.router.context import Context
@@ -46,6 +47,7 @@ class Relay:
         self._begin = begin
         self._finish = finish
         self._idle_s = context.config.router.idle_timeout_s
+        self._last_s: float | None = None  # when the stream was written to, by whichever worker's pipe
 
     async def answer(
         self,
@@ -98,7 +100,7 @@ class Relay:
         first = await _first(answer, events)
         if first:
             self._context.fleet.succeeded(worker)  # not only at the end: a breaker would wait for it
-            pipe = Pipe(answer, events, self._client, limit, self._idle_s)
+            pipe = Pipe(answer, events, self._client, limit, self._idle_s, self._context.clock, self._last_s)
             try:
                 if self._client.response is None:
                     self._begin()
@@ -108,7 +110,8 @@ class Relay:
                 if not events.error:
                     await answer.pour(pipe)
             finally:
-                self._outcome.num_chunks += pipe.num_chunks
+                self._last_s = pipe.last_s
+                self._outcome.relayed(pipe.num_chunks, pipe.longest_gap_s)
         limit.waiting_for_client = True
         self._refuse_failure(worker, events)
         return await self._end(worker, events)
@@ -145,10 +148,22 @@ class Relay:
 class Pipe:
     """Takes what the worker says and writes what the client may see, at once."""
 
-    def __init__(self, answer: Answer, events: EventFilter, client: Client, limit: Deadline, idle_s: float) -> None:
+    def __init__(
+        self,
+        answer: Answer,
+        events: EventFilter,
+        client: Client,
+        limit: Deadline,
+        idle_s: float,
+        clock: Clock,
+        last_s: float | None,
+    ) -> None:
+        """`last_s` is when the stream was last written to, by an earlier pipe; None: never."""
         self._answer, self._events, self._client, self._limit = answer, events, client, limit
-        self._idle_s = idle_s
+        self._idle_s, self._clock = idle_s, clock
         self.num_chunks = 0
+        self.longest_gap_s = 0.0
+        self.last_s = last_s
 
     def __call__(self, data: bytes) -> bool:
         """Pass on the events that `data` completes; False behind an error event."""
@@ -170,6 +185,10 @@ class Pipe:
         self._sent()
 
     def _sent(self) -> None:
+        now_s = self._clock.monotonic()
+        if self.last_s is not None and now_s - self.last_s > self.longest_gap_s:
+            self.longest_gap_s = now_s - self.last_s
+        self.last_s = now_s
         self.num_chunks += 1
         self._limit.extend(self._idle_s)
         if self._client.is_full and not self._limit.waiting_for_client:

@@ -41,6 +41,7 @@ def observe(context: Context, *, started_at: float, rss_bytes: int = 0, memory_l
         explore=context.config.router.explore,
         slo_ttft_s=slo.ttft_s,
         slo_tpot_s=slo.tpot_s,
+        slo_itl_s=slo.itl_p99_s,
         in_flight=admitted.in_flight,
         waiting=admitted.waiting,
         arrivals_per_s=cost.arrivals_per_s,

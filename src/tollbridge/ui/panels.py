@@ -68,6 +68,9 @@ ROWS = (
         Panel(title="Time to first token", unit="s", queries=(
             Query(_quantile(0.5, "time_to_first_token_seconds", "le, choice"), "p50 {{choice}}"),
             Query(_quantile(0.95, "time_to_first_token_seconds", "le, choice"), "p95 {{choice}}"))),
+        Panel(title="Longest gap of a stream", unit="s", queries=(
+            Query(_quantile(0.5, "longest_gap_seconds", "le, choice"), "p50 {{choice}}"),
+            Query(_quantile(0.95, "longest_gap_seconds", "le, choice"), "p95 {{choice}}"))),
         Panel(title="Gap between two tokens, workers", unit="s", queries=(
             Query("histogram_quantile(0.99, sum by (le, instance) (rate(vllm:inter_token_latency_seconds_bucket[$__rate_interval])))",
                   "p99 {{instance}}"),)),

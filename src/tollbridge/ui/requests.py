@@ -41,6 +41,7 @@ def row(record: DecisionRecord, slo: SloConfig) -> RequestRow:
         ttft_s=None if happened.ttft_s is None else _short(happened.queue_s + happened.ttft_s),
         predicted_ttft_s=_short(terms.get("ttft_s")),
         tpot_s=_short(maybe_tpot_s(happened)),
+        longest_gap_s=_short(happened.longest_gap_s),
         total_s=_short(happened.total_s),
         lacked_tokens=max(prompt_tokens - 1 - cached, 0),
         toll_s=_short(maybe_toll_s(decision, happened)) if is_split and ended else None,
@@ -84,6 +85,7 @@ def window(newest_first: Sequence[DecisionRecord], slo: SloConfig, now: float, *
     inside = ends[:: max(1, -(-len(ends) // MAX_SAMPLE))]
     ttfts = sorted(each.queue_s + each.ttft_s for each in inside if each.ttft_s is not None)
     tpots = sorted(tpot_s for each in inside if (tpot_s := maybe_tpot_s(each)) is not None)
+    gaps = sorted(each.longest_gap_s for each in inside if each.longest_gap_s is not None)
     return Window(
         seconds=seconds,
         num_ended=len(ends),
@@ -92,6 +94,7 @@ def window(newest_first: Sequence[DecisionRecord], slo: SloConfig, now: float, *
         ttft_p95_s=_short(percentile(ttfts, 0.95)),
         tpot_p50_s=_short(percentile(tpots, 0.5)),
         tpot_p95_s=_short(percentile(tpots, 0.95)),
+        gap_p95_s=_short(percentile(gaps, 0.95)),
     )
 
 

@@ -45,6 +45,7 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ttft_s: float | None = None  # from arrival, the wait for a place included
     predicted_ttft_s: float | None = None
     tpot_s: float | None = None
+    longest_gap_s: float | None = None
     total_s: float | None = None
     lacked_tokens: int = 0  # that the decode worker lacks; in a split they cross the link
     toll_s: float | None = None  # of a split
@@ -118,6 +119,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ttft_p95_s: float | None = None
     tpot_p50_s: float | None = None
     tpot_p95_s: float | None = None
+    gap_p95_s: float | None = None  # of the longest gap of each stream
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -175,6 +177,7 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
     explore: float
     slo_ttft_s: float
     slo_tpot_s: float
+    slo_itl_s: float
     in_flight: int
     waiting: int
     arrivals_per_s: float

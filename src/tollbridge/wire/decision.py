@@ -36,6 +36,7 @@ class Happened(msgspec.Struct, kw_only=True, omit_defaults=True):
     queue_s: float = 0.0  # waited for a place in the router
     ttft_s: float | None = None  # from the decision, as `total_s`: the wait for a place comes on top
     total_s: float | None = None
+    longest_gap_s: float | None = None  # between two pieces of a stream
     prompt_tokens: int = 0
     completion_tokens: int = 0
     continued_at: list[int] = []  # tokens generated before each continuation on another worker

@@ -219,5 +219,5 @@ function pointOf(row) {
 }
 
 export function makeCharts() {
-  return [overTime("ttft", "ttft_s", "slo_ttft_s", "ttft_p95_s"), overTime("tpot", "tpot_s", "slo_tpot_s", "tpot_p95_s"), goodput(), payoff(), breakEven()];
+  return [overTime("ttft", "ttft_s", "slo_ttft_s", "ttft_p95_s"), overTime("gap", "longest_gap_s", "slo_itl_s", "gap_p95_s"), goodput(), payoff(), breakEven()];
 }

@@ -41,7 +41,7 @@ export class Verdict {
       ["in flight", count(now.in_flight), now.waiting ? `${count(now.waiting)} wait` : "none waits"],
       ["requests/s", rates ? rates.ended.toFixed(1) : "–", rates ? `${rates.good.toFixed(1)} within SLO` : ""],
       ["first token p95", seconds(window.ttft_p95_s), `SLO ${seconds(now.slo_ttft_s)}`, window.ttft_p95_s > now.slo_ttft_s],
-      ["token gap p95", seconds(window.tpot_p95_s), `SLO ${seconds(now.slo_tpot_s)}`, window.tpot_p95_s > now.slo_tpot_s],
+      ["time per token p95", seconds(window.tpot_p95_s), `SLO ${seconds(now.slo_tpot_s)}`, window.tpot_p95_s > now.slo_tpot_s],
       ["split", percent(totals.requests ? (totals.split ?? 0) / totals.requests : 0), `${count(totals.verified ?? 0)} verified`],
       ["prefix cache", percent(totals.cacheable_tokens ? (totals.cached_tokens ?? 0) / totals.cacheable_tokens : NaN), "of prompt tokens hit"],
     ];
