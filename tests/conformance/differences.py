@@ -75,6 +75,13 @@ DIFFERENCES: tuple[Difference, ...] = (
         param="tool_choice",
     ),
     Difference(
+        "`/v1/responses`", 200, 404, "the embedded engine has chat completions; a router passes it to vLLM",
+        path="/v1/responses", body={"model": "MODEL", "input": "Hello", "max_output_tokens": 2},
+    ),
+    Difference(
+        "a stream of `/v1/responses` through a router", 200, 400, "it is passed as a whole answer only", where="both",
+    ),
+    Difference(
         "`/detokenize` of an id beyond the vocabulary", 200, 400, "it has no text",
         path="/detokenize", body={"tokens": [99_999]}, param="tokens",
     ),

@@ -203,6 +203,12 @@ class TestViews:
             assert answer.json["tokens"] == [1, 2, 3]
             assert r["d0"].seen[0].body == {"prompt": "a"}
 
+    async def test_what_is_passed_on_is_not_streamed(self) -> None:
+        async with rig() as r:
+            answer = await r.post({"input": "a", "stream": True}, path="/v1/responses")
+            assert (answer.status, answer.json["error"]["param"]) == (400, "stream")
+            assert r["p0"].seen == r["d0"].seen == []
+
     async def test_administrative_paths_are_not(self) -> None:
         async with rig() as r:
             assert (await r.post({}, path="/v1/load_lora_adapter")).status == 404

@@ -49,7 +49,7 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
 
 def _framework_answer(request: web.Request, error: web.HTTPException) -> web.Response:
     messages = {
-        404: f"There is no {request.path[:200]} here: see /health, /v1/models and /v1/chat/completions.",
+        404: f"There is no {request.path[:200]} here: see /openapi.json for the paths that this router passes.",
         405: f"{request.path} does not take {request.method[:20]}: use {error.headers.get('Allow', 'another method')}.",
         413: f"The request body is larger than the router takes ({request.client_max_size >> 20} MiB): shorten it.",
     }

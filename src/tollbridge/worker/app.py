@@ -29,6 +29,7 @@ from tollbridge.wire.openai import (
 )
 from tollbridge.wire.params import RELEASE_PATH
 from tollbridge.wire.status import WorkerStatus
+from tollbridge.worker import openapi
 from tollbridge.worker.admission import chat_job, completion_job, generate_job, read_body
 from tollbridge.worker.door import Door, Limits
 from tollbridge.worker.events import EventPublisher
@@ -62,6 +63,7 @@ def build_app(door: Door, events: EventPublisher | None = None) -> web.Applicati
             web.get("/metrics", handlers.metrics),
             web.get("/version", handlers.version),
             web.get("/tollbridge/status", handlers.status),
+            web.get("/openapi.json", handlers.openapi),
             web.post(RELEASE_PATH, handlers.release),
         ]
     )
@@ -140,6 +142,9 @@ class Handlers:
 
     async def version(self, http: web.Request) -> web.Response:
         return _json({"version": tollbridge.__version__})
+
+    async def openapi(self, http: web.Request) -> web.Response:
+        return _json(openapi.document())
 
     async def release(self, http: web.Request) -> web.Response:
         """Give up a send that nobody will fetch; only the router can sign for it."""

@@ -50,7 +50,7 @@ def _framework(request: web.Request, error: web.HTTPException) -> web.Response:
     allow = error.headers.get("Allow", "")
     limit_mib = request.client_max_size >> 20
     sentence = {
-        404: f"There is no {request.path[:200]} here: see /v1/models, /v1/completions and /v1/chat/completions.",
+        404: f"There is no {request.path[:200]} here: this worker generates text, see /openapi.json for its paths.",
         405: f"{request.path} does not take {request.method[:20]}: use {allow}.",
         408: "The request body did not arrive in time: send it again.",
         413: f"The request body is larger than the {limit_mib} MiB that this worker takes: shorten it.",
