@@ -116,6 +116,11 @@ CHAT = {
     "tools": ({"messages": [{"role": "user", "content": "a"}], "tools": [{}]}, "tools"),
     "too long": ({"messages": [{"role": "user", "content": "a" * 200}]}, "maximum context length"),
     "too long a text": ({"messages": [{"role": "user", "content": "a" * 20_000}]}, "maximum context length"),
+    "too long a role": ({"messages": [{"role": "a" * 20_000, "content": "a"}]}, "maximum context length"),
+    "too long variables": (
+        {"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"a": "a" * 20_000}},
+        "maximum context length",
+    ),
     "too many messages": ({"messages": [{"role": "user", "content": ""}] * 200}, "at least 200"),
     "tool calls": ({"messages": [{"role": "assistant", "content": "a", "tool_calls": [{"id": "1"}]}]}, "tool_calls"),
     "top_logprobs alone": ({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}, "logprobs"),

@@ -66,8 +66,9 @@ class Prompts:
         if len(messages) > self._max_tokens:
             raise self._too_long(len(messages), "messages")
         plain = [plain_message(index, message) for index, message in enumerate(messages)]
-        text = "".join(str(part) for message in plain for part in (message["content"], message.get("tool_calls", "")))
-        await self._refuse_hopeless(text + str(options.tools or ""), "messages")
+        text = "".join(str(value) for message in plain for value in message.values())  # all that a template may write
+        text += str(options.tools or "") + str(options.template_kwargs or "")
+        await self._refuse_hopeless(text, "messages")
         ids = await self._run(len(text), lambda: self._tokenizer.apply_chat_template(plain, options))
         if not ids:
             raise RequestError("The messages have no tokens: give them some text.", param="messages")
