@@ -304,7 +304,14 @@ def _prompt_logprobs(spell: Spell, choice: Choice) -> wire.PromptLogprobs | Unse
 
 
 def _speller(tokenizer: Tokenizer) -> Spell:
-    return lambda token_id: tokenizer.decode([token_id], skip_special_tokens=False)
+    spelled: dict[int, str] = {}  # of one answer: the same tokens are likely again and again
+
+    def spell(token_id: int) -> str:
+        if token_id not in spelled:
+            spelled[token_id] = tokenizer.decode([token_id], skip_special_tokens=False)
+        return spelled[token_id]
+
+    return spell
 
 
 def _as_ids(token_id: int) -> str:

@@ -46,7 +46,10 @@ async def _whole(door: Door, generation: Generation) -> bytes:
     while not generation.finished:
         for branch, output in await generation.next():
             choices[branch.index].take(output)
-    return answer_for(generation.job, door.engine.tokenizer).whole(choices)
+    answer = answer_for(generation.job, door.engine.tokenizer)
+    if any(choice.prompt_logprobs for choice in choices):  # thousands of tokens to be spelled
+        return await door.prompts.beside(lambda: answer.whole(choices))
+    return answer.whole(choices)
 
 
 class _Stream:
@@ -56,6 +59,7 @@ class _Stream:
         self._http = http
         self._response = response
         self._generation = generation
+        self._door = door
         self._write_timeout_s = door.limits.write_timeout_s
         self._answer = answer_for(generation.job, door.engine.tokenizer)
         self._choices = [Choice(branch=branch) for branch in generation.job.branches]
@@ -87,12 +91,18 @@ class _Stream:
 
     async def _write_outputs(self, outputs: list[BranchOutput]) -> None:
         """Write one event per output, and what ends the stream after the last one, in one go."""
-        events = [self._event(branch, output) for branch, output in outputs]
+        if any(output.prompt_logprobs for _, output in outputs):  # thousands of tokens to be spelled
+            events = await self._door.prompts.beside(lambda: self._events(outputs))
+        else:
+            events = self._events(outputs)
         if self._generation.finished:
             if self._generation.job.include_usage:
                 events.append(sse.event(self._answer.usage_chunk(self._choices)))
             events.append(sse.DONE)
         await self._write(b"".join(events))
+
+    def _events(self, outputs: list[BranchOutput]) -> list[bytes]:
+        return [self._event(branch, output) for branch, output in outputs]
 
     def _event(self, branch: Branch, output: StepOutput) -> bytes:
         choice = self._choices[branch.index]
