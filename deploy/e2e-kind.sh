@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # From nothing to a verified split on a throw-away cluster: kind, LWS 0.10, the embedded engine. Needs docker, kind, kubectl, helm.
-#   deploy/e2e-kind.sh              makes the cluster tollbridge-e2e, and deletes it again
-#   KEEP=1 deploy/e2e-kind.sh       leaves it
+#   LWS_CHART=oci://... deploy/e2e-kind.sh    makes the cluster tollbridge-e2e, and deletes it again; the chart's address is in
+#                                             LWS's installation guide
+#   KEEP=1 ...                                leaves it
 #   TARGET=deployments deploy/e2e-kind.sh     without LWS
 # The nodes load a model from the internet. Written without a cluster at hand: it has not been run.
 set -euo pipefail
@@ -10,6 +11,7 @@ cd "$(dirname "$0")/.."
 CLUSTER=tollbridge-e2e
 NAMESPACE=tollbridge-e2e
 TARGET=${TARGET:-disaggregatedset}
+if [ "$TARGET" = disaggregatedset ]; then : "${LWS_CHART:?is the address of the Helm chart of LWS}"; fi
 TOLLBRIDGE=${TOLLBRIDGE:-.venv/bin/tollbridge}
 WORK=$(mktemp -d)
 FORWARD=
@@ -40,7 +42,7 @@ kind load docker-image --name "$CLUSTER" tollbridge/router:0.1.0 tollbridge/embe
 KUBECTL=(kubectl --context "kind-$CLUSTER")
 
 if [ "$TARGET" = disaggregatedset ]; then
-  helm --kube-context "kind-$CLUSTER" install lws oci://registry.k8s.io/lws/charts/lws --version 0.10.0 \
+  helm --kube-context "kind-$CLUSTER" install lws "$LWS_CHART" --version 0.10.0 \
     --namespace lws-system --create-namespace --set enableDisaggregatedSet=true --wait
 fi
 

@@ -45,9 +45,15 @@ def test_the_secret_is_taken_from_the_environment(
     assert "TOLLBRIDGE_SECRET: the-secret-of-this-cluster" in capsys.readouterr().out
 
 
+def test_what_is_rendered_is_judged_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = CLUSTER.replace("namespace: pd", "namespace: pd, decode: {args: [--block-size=32]}")
+    assert run(["deploy", "render", "--to", "dgd", "--config", cluster_file(tmp_path, text)]) == 1
+    assert "--block-size is not set on prefill, 32 on decode" in capsys.readouterr().err
+
+
 def test_a_lower_limit_is_refused_unless_forced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = CLUSTER.replace("namespace: pd", "namespace: pd, prefill: {memory_limit: 3584Mi}")
-    args = ["deploy", "render", "--to", "dgd", "--config", cluster_file(tmp_path, text)]
+    args = ["deploy", "render", "--to", "deployments", "--config", cluster_file(tmp_path, text)]
     assert run(args) == 2
     assert "x 1.15" in capsys.readouterr().err
     assert run([*args, "--force"]) == 0

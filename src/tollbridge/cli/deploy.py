@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 from cyclopts import App, Parameter
 
 from tollbridge.cli.options import ConfigFile, configure
 from tollbridge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tollbridge.deploy.lint.findings import Finding
 
 app = App(name="deploy", help_format="plaintext")
 SECRET_FILE = "secret.yaml"  # noqa: S105 (the name of a file)
@@ -21,7 +24,8 @@ SECRET_BYTES = 32
     help="Write the objects of a deployment.\n\n"
     "As one stream of YAML, or with --out as a Kustomize base. What they rest on (the terms of the memory limits, "
     "what a rollout costs) goes to stderr. The cluster secret is taken from TOLLBRIDGE_SECRET, else from the "
-    "secret.yaml that is there already, else made.\n\n"
+    "secret.yaml that is there already, else made. Exit code 1 when `deploy validate` would find something in it, as "
+    "your own args may bring about.\n\n"
     "--to local-check shows the rendered command lines as processes of this machine; with --run it starts them, on "
     "vLLM for CPUs, and ends with 0 once a split is verified."
 )
@@ -44,17 +48,19 @@ def render(
         return local_check(cluster, _secret(cluster.secret.env, out), run=run, python=python)
     if run:
         raise ConfigError("--run goes with --to local-check: objects are applied by kubectl.")
+    from tollbridge.deploy.lint.judge import judge
     from tollbridge.deploy.manifest import base, to_yaml
     from tollbridge.deploy.render.everything import render as render_objects
 
     made = render_objects(cluster, to, _secret(cluster.secret.env, out), force=force)
     print("\n".join(made.notes), file=sys.stderr)
+    files = base(made.files)
     if out is None:
         print(to_yaml(made.objects), end="")
-        return 0
-    _write(out, base(made.files))
-    print(f"{out}: {len(made.objects)} objects. Next: kubectl apply --server-side -k {out}", file=sys.stderr)
-    return 0
+    else:
+        _write(out, files)
+        print(f"{out}: {len(made.objects)} objects. Next: kubectl apply --server-side -k {out}", file=sys.stderr)
+    return _tell([each for each in judge(files) if not (force and each.rule == "memory")], sys.stderr)
 
 
 @app.command(
@@ -82,14 +88,21 @@ def validate(
     if json:
         print(msgspec.json.encode({"files": list(texts), "findings": findings}).decode())
         return 1 if findings else 0
-    for each in findings:
-        print(f"{each.file}: {each.object}: {each.path}\n  {each.what}\n  why:  {each.why}\n  mend: {each.mend}")
+    _tell(findings, sys.stdout)
     print(
         f"{len(texts)} file{'s' * (len(texts) != 1)}, {len(findings)} finding{'s' * (len(findings) != 1)}",
         file=sys.stderr,
     )
     if evaluate is cel.unknown:
         print("CEL rules were not evaluated: pip install 'tollbridge[deploy]'.", file=sys.stderr)
+    return 1 if findings else 0
+
+
+def _tell(findings: list[Finding], stream: TextIO) -> int:
+    """Write the findings; return the exit code."""
+    for each in findings:
+        where = f"{each.file}: {each.object}: {each.path}"
+        print(f"{where}\n  {each.what}\n  why:  {each.why}\n  mend: {each.mend}", file=stream)
     return 1 if findings else 0
 
 

@@ -18,8 +18,10 @@ from tollbridge.deploy.lint.rules import (
     flags,
     network,
     objects,
+    ours,
     pairs,
     pods,
+    pools,
     probes,
     routers,
     sets,
@@ -28,7 +30,23 @@ from tollbridge.deploy.lint.rules import (
 )
 from tollbridge.deploy.lint.schemas import Schemas, load
 
-RULES = (objects, words, pods, containers, sets, dynamo, flags, transfer, pairs, probes, devices, network, routers)
+RULES = (
+    objects,
+    words,
+    pods,
+    containers,
+    sets,
+    dynamo,
+    flags,
+    transfer,
+    ours,
+    pairs,
+    probes,
+    devices,
+    network,
+    pools,
+    routers,
+)
 _WHY = {
     "unknown-field": "the API server refuses it, or drops it without a word",
     "rule": "the API server refuses it",

@@ -21,10 +21,13 @@ def policies(site: Site) -> list[Manifest]:
 
 
 def _workers(site: Site) -> Manifest:
-    """Let routers and metrics collectors in to HTTP, workers to each other's KV ports, and nobody else."""
+    """Let routers and metrics collectors in to HTTP, workers to each other's KV ports, and nobody else.
+
+    Routers reach KV ports too: the doctor, which is run in one of them, tries whether they answer.
+    """
     kv = _kv_ports(site)
     ingress: list[Manifest] = [
-        {"from": [_pods(_router_labels(site))], "ports": [_tcp(HTTP_PORT), _tcp(EVENTS_PORT, EVENTS_PORT + 1)]},
+        {"from": [_pods(_router_labels(site))], "ports": [*_request_ports(), *kv]},
         {"from": [_pods(_worker_labels(site))], "ports": kv},
     ]
     if site.deploy.monitoring:
@@ -37,7 +40,7 @@ def _workers(site: Site) -> Manifest:
 
 def _router(site: Site) -> Manifest:
     ingress = [{"ports": [_tcp(HTTP_PORT)]}]
-    ports = [_tcp(HTTP_PORT), _tcp(EVENTS_PORT, EVENTS_PORT + 1)]
+    ports = [*_request_ports(), *_kv_ports(site)]
     egress = [{"ports": [*_DNS, *_API_SERVERS]}, {"to": [_pods(_worker_labels(site))], "ports": ports}]
     return _policy(site, "router", _router_labels(site), ingress, egress)
 
@@ -46,6 +49,10 @@ def _policy(site: Site, component: str, pods: Manifest, ingress: list[Manifest],
     spec = {"podSelector": pods, "policyTypes": ["Ingress", "Egress"], "ingress": ingress, "egress": egress}
     metadata = site.metadata(site.named(component), component)
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
+
+
+def _request_ports() -> list[Manifest]:
+    return [_tcp(HTTP_PORT), _tcp(EVENTS_PORT, EVENTS_PORT + 1)]
 
 
 def _kv_ports(site: Site) -> list[Manifest]:
