@@ -77,7 +77,7 @@ def validate(
     import msgspec
 
     from tollbridge.deploy.lint import cel
-    from tollbridge.deploy.lint.judge import judge
+    from tollbridge.deploy.lint.judge import judge, unchecked
     from tollbridge.deploy.lint.reading import files_of
 
     if not files:
@@ -93,6 +93,9 @@ def validate(
         f"{len(texts)} file{'s' * (len(texts) != 1)}, {len(findings)} finding{'s' * (len(findings) != 1)}",
         file=sys.stderr,
     )
+    others = unchecked(texts)
+    if others:
+        print(f"not judged, their kinds are not known here: {', '.join(others)}", file=sys.stderr)
     if evaluate is cel.unknown:
         print("CEL rules were not evaluated: pip install 'tollbridge[deploy]'.", file=sys.stderr)
     return 1 if findings else 0

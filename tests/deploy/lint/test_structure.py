@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tollbridge.deploy.lint import cel
-from tollbridge.deploy.lint.judge import judge
+from tollbridge.deploy.lint.judge import judge, unchecked
 from tollbridge.deploy.lint.schemas import load
 from tollbridge.deploy.lint.structure import Fault, check
 
@@ -70,6 +70,25 @@ spec:
   template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: "x:1"}]}}
 """
     assert [each.mend for each in judge({"a.yaml": text})] == ["did you mean replicas?"]
+
+
+def test_kinds_of_other_groups_are_not_judged_and_a_misspelt_one_is_found() -> None:
+    route = "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: a}\n"
+    assert judge({"a.yaml": route}) == []
+    assert unchecked({"a.yaml": route}) == ["HTTPRoute/a"]
+    misspelt = "apiVersion: apps/v1\nkind: Deploymnt\nmetadata: {name: a}\n"
+    assert [each.mend for each in judge({"a.yaml": misspelt})] == ["did you mean Deployment?"]
+
+
+def test_a_service_for_pods_of_other_files_is_sound() -> None:
+    pods = (
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: a, labels: {app: web}}\nspec: {containers: [{name: a, image: x}]}"
+    )
+    service = "apiVersion: v1\nkind: Service\nmetadata: {name: b}\nspec: {selector: {app: LABEL}, ports: [{port: 1}]}\n"
+    assert judge({"a.yaml": pods, "b.yaml": service.replace("LABEL", "picker")}) == []
+    assert [each.rule for each in judge({"a.yaml": pods, "b.yaml": service.replace("LABEL", "webs")})] == [
+        "selects-nothing"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from tollbridge.deploy.lint.rules import (
     pods,
     pools,
     probes,
+    rights,
     routers,
     sets,
     transfer,
@@ -45,6 +46,7 @@ RULES = (
     devices,
     network,
     pools,
+    rights,
     routers,
 )
 _WHY = {
@@ -106,7 +108,23 @@ def _finding(document: Document, fault: structure.Fault) -> Finding:
     return document.finding(fault.rule, fault.path, what=fault.what, why=why, mend=mend)
 
 
+def unchecked(files: Mapping[str, str]) -> list[str]:
+    """Return "Kind/name" of the objects whose kind nothing is known of: they were not judged."""
+    schemas = load()
+    documents = [document for name, text in files.items() for document in read(name, text)[0]]
+    return [f"{each.kind}/{each.name}" for each in documents if not _is_known(each, schemas)]
+
+
+def _is_known(document: Document, schemas: Schemas) -> bool:
+    """Whether an object is of a group of ours, or looks as if it were meant to be."""
+    group = str(document.manifest.get("apiVersion")).rpartition("/")[0]
+    groups = {api.rpartition("/")[0] for api, _ in schemas.kinds}
+    return document.kind in _SKIPPED or group in groups or bool(schemas.versions(document.kind))
+
+
 def _unknown(document: Document, api: str, schemas: Schemas) -> Iterator[Finding]:
+    if not _is_known(document, schemas):
+        return
     versions = schemas.versions(document.kind)
     if versions:
         what = f"{document.kind} in {api} is not known"
@@ -114,7 +132,7 @@ def _unknown(document: Document, api: str, schemas: Schemas) -> Iterator[Finding
     else:
         near = schemas.closest(document.kind)
         what = f"the kind {document.kind} of {api} is not known here"
-        why = "it was not checked"
+        why = "the API server has none, or it was not checked"
         mend = f"did you mean {near}?" if near else "check it with its own tools, and leave it out here"
     yield document.finding("unknown-kind", "apiVersion", what=what, why=why, mend=mend)
 

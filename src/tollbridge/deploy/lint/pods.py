@@ -32,6 +32,7 @@ class PodView(msgspec.Struct, frozen=True, kw_only=True):
     spec: Manifest
     labels: dict[str, str]
     replicas: int
+    own_labels: dict[str, str]  # as written, before its owner sets others
     role: str | None = None  # as its owner names it
 
     @property
@@ -128,14 +129,16 @@ def _view(
     document: Document, path: str, template: Any, forced: dict[str, str], replicas: int, role: str | None
 ) -> PodView:
     template = template if isinstance(template, dict) else {}
-    labels = at(template, ["metadata", "labels"])
+    found = at(template, ["metadata", "labels"])
+    labels = found if isinstance(found, dict) else {}
     spec = template.get("spec")
     return PodView(
         document=document,
         path=path,
         spec=spec if isinstance(spec, dict) else {},
-        labels={**(labels if isinstance(labels, dict) else {}), **forced},
+        labels={**labels, **forced},
         replicas=replicas,
+        own_labels=labels,
         role=role,
     )
 

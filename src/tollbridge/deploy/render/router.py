@@ -121,6 +121,7 @@ def _deployment(site: Site) -> Manifest:
         "replicas": site.deploy.router.replicas,
         "selector": {"matchLabels": site.selector(COMPONENT)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "progressDeadlineSeconds": 3700,  # a router is ready once a worker is, and that one loads a model first
         "template": template,
     }
     metadata = site.metadata(site.named(COMPONENT), COMPONENT)

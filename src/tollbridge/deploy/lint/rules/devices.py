@@ -53,7 +53,8 @@ def _mechanism(engine: Engine) -> Iterator[Finding]:
             why="the pod takes two sets of GPUs, or none: device plugin and DRA driver do not know of each other",
             mend="keep one of them, the same on all pods of a node pool",
         )
-    if not plugin and not claims and not engine.is_cpu and not _by_environment(engine):
+    other = any("/" in name for name in at(engine.container, ["resources", "limits"]) or {})  # of another vendor
+    if not plugin and not other and not claims and not engine.is_cpu and not _by_environment(engine):
         yield engine.pod.finding(
             "no-gpu",
             where,

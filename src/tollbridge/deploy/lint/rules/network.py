@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from tollbridge.deploy.lint.case import Case, selects
 from tollbridge.deploy.lint.engines import Engine, literal, number, words_of
 from tollbridge.deploy.lint.findings import Document, Finding, at, items
-from tollbridge.deploy.lint.pods import PodView
+from tollbridge.deploy.lint.pods import SIDES, PodView
 from tollbridge.deploy.lint.rules.transfer import OURS
 
 _OF_A_REVISION = (
@@ -35,7 +36,6 @@ def rules(case: Case) -> Iterator[Finding]:
         yield from _names(case, engine)
         yield from _requests(case, engine)
     yield from _generated_names(case)
-    yield from _rights(case)
 
 
 def _service(case: Case, service: Document) -> Iterator[Finding]:
@@ -63,9 +63,24 @@ def _service(case: Case, service: Document) -> Iterator[Finding]:
             why="a Service selects in its own namespace only",
             mend=f"write namespace: {elsewhere[0].document.namespace}",
         )
-    elif here and not chosen:
+    elif not chosen and meant(service, here, selector):
         yield service.finding("selects-nothing", "spec.selector", **_nothing(here, selector))
     yield from _service_ports(service, chosen)
+
+
+def meant(document: Document, pods: list[PodView], selector: dict[str, Any]) -> bool:
+    """Whether a selector that picks none of `pods` was meant for one of them, rather than for pods of other files."""
+    if not pods or not selector:
+        return False
+    if any(side in document.name for side in SIDES):
+        return True
+    return any(_resembles(pod, key, str(value)) for pod in pods for key, value in selector.items())
+
+
+def _resembles(pod: PodView, key: str, value: str) -> bool:
+    if pod.own_labels.get(key) == value or pod.labels.get(key) == value:
+        return True
+    return difflib.SequenceMatcher(None, pod.labels.get(key, ""), value).ratio() >= 0.75
 
 
 def _nothing(pods: list[PodView], selector: dict[str, Any]) -> dict[str, str]:
@@ -138,8 +153,8 @@ def _budget(case: Case, budget: Document) -> Iterator[Finding]:
     here = case.pods_in(budget.namespace)
     chosen = [pod for pod in here if selects(budget.spec.get("selector"), pod.labels)]
     total = sum(pod.replicas for pod in chosen)
-    if here and not chosen:
-        wanted = at(budget.spec, ["selector", "matchLabels"]) or {}
+    wanted = at(budget.spec, ["selector", "matchLabels"]) or {}
+    if not chosen and meant(budget, here, wanted):
         yield budget.finding("selects-nothing", "spec.selector", **_nothing(here, wanted))
     blocks = high in (0, "0", "0%") or low == "100%" or (isinstance(low, int) and low >= total)
     if chosen and blocks:
@@ -157,7 +172,7 @@ def _monitor(case: Case, monitor: Document) -> Iterator[Finding]:
         return
     here = case.pods_in(monitor.namespace)
     chosen = [pod for pod in here if selects(monitor.spec.get("selector"), pod.labels)]
-    if here and not chosen:
+    if not chosen and meant(monitor, here, at(monitor.spec, ["selector", "matchLabels"]) or {}):
         yield monitor.finding(
             "selects-nothing",
             "spec.selector",
@@ -328,60 +343,3 @@ def _generated_names(case: Case) -> Iterator[Finding]:
                     why="the next rollout makes another one",
                     mend="use a Service of your own, or let the router watch pods",
                 )
-
-
-def _rights(case: Case) -> Iterator[Finding]:
-    for role in case.of("Role", "ClusterRole"):
-        for index, rule in enumerate(items(role.manifest, "rules")):
-            wide = [key for key in ("apiGroups", "resources", "verbs") if "*" in (rule.get(key) or [])]
-            secrets = "secrets" in (rule.get("resources") or []) and {"get", "list", "watch"} & set(
-                rule.get("verbs") or []
-            )
-            if wide or secrets:
-                yield role.finding(
-                    "rights",
-                    f"rules[{index}]",
-                    what="the rule grants everything" if wide else "the rule reads all Secrets",
-                    why="who takes over the router takes over more than it needs",
-                    mend="pods: get, list, watch, in a Role of the namespace",
-                )
-    for binding in case.of("RoleBinding", "ClusterRoleBinding"):
-        yield from _binding(case, binding)
-
-
-def _binding(case: Case, binding: Document) -> Iterator[Finding]:
-    accounts = {(each.namespace, each.name) for each in case.of("ServiceAccount")}
-    for index, subject in enumerate(items(binding.manifest, "subjects")):
-        if subject.get("kind") != "ServiceAccount":
-            continue
-        if not subject.get("namespace"):
-            yield binding.finding(
-                "binding",
-                f"subjects[{index}]",
-                what="the subject has no namespace",
-                why="the API server refuses it",
-                mend=f"add namespace: {binding.namespace}",
-            )
-        elif accounts and (subject["namespace"], subject.get("name")) not in accounts:
-            yield binding.finding(
-                "binding",
-                f"subjects[{index}]",
-                what=f"there is no ServiceAccount {subject.get('name')} here",
-                why="the router may not list pods: it finds no worker",
-                mend=f"name one of {', '.join(sorted(name for _, name in accounts))}",
-            )
-    reference = at(binding.manifest, ["roleRef"]) or {}
-    roles = [each.name for each in case.of(str(reference.get("kind")))]
-    if (
-        roles
-        and reference.get("name") not in roles
-        and binding.kind == "RoleBinding"
-        and reference.get("kind") == "Role"
-    ):
-        yield binding.finding(
-            "binding",
-            "roleRef.name",
-            what=f"there is no Role {reference.get('name')}",
-            why="nothing is granted",
-            mend=f"name one of {', '.join(roles)}",
-        )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tollbridge.deploy.lint.case import Case, selects
 from tollbridge.deploy.lint.engines import engines_of
 from tollbridge.deploy.lint.findings import Document, Finding, at, items
+from tollbridge.deploy.lint.rules.network import meant
 
 _REVISIONS = ("disaggregatedset.x-k8s.io/revision", "tollbridge.io/revision", "pod-template-hash")
 
@@ -23,7 +24,8 @@ def _pool(case: Case, pool: Document) -> Iterator[Finding]:
     here = case.pods_in(pool.namespace)
     chosen = [pod for pod in here if selects(selector, pod.labels)]
     revision = next((each for each in _REVISIONS if each in (at(selector, ["matchLabels"]) or {})), None)
-    if here and not chosen and revision is None:
+    wanted = at(selector, ["matchLabels"]) or {}
+    if not chosen and revision is None and meant(pool, here, wanted):
         yield pool.finding(
             "selects-nothing",
             "spec.selector",

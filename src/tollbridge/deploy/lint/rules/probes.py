@@ -8,7 +8,7 @@ from tollbridge.deploy.lint.case import Case
 from tollbridge.deploy.lint.engines import Engine, number
 from tollbridge.deploy.lint.findings import Finding, Manifest, at, items
 
-SHORTEST_START_S = 180  # a 7B model is read, compiled and captured
+SHORTEST_START_S = 120  # a 7B model is read, compiled and captured
 SHORTEST_LIVENESS_S = 30  # of failing: a long prefill keeps the server from answering
 _PATHS = {"/health", "/ping", "/load", "/version", "/v1/models", "/metrics", "/is_sleeping"}
 _DYNAMO_PATHS = {"/live", "/health"}
@@ -104,7 +104,7 @@ def _live(engine: Engine) -> Iterator[Finding]:
     if not probe:
         return
     threshold = int(probe.get("failureThreshold", 3))
-    if threshold < 3 or budget_s(probe) < SHORTEST_LIVENESS_S or int(probe.get("timeoutSeconds", 1)) < 2:
+    if threshold < 3 or budget_s(probe) < SHORTEST_LIVENESS_S:
         yield engine.pod.finding(
             "liveness-strict",
             f"{engine.path}.livenessProbe",

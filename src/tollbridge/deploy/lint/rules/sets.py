@@ -218,8 +218,10 @@ def _group(document: Document, path: str, spec: Any) -> Iterator[Finding]:
 def _siblings(case: Case) -> Iterator[Finding]:
     """Deployments of GPU workers whose rollout wants a GPU that is not there."""
     for pod in case.pods:
-        if pod.document.kind != "Deployment" or not any(
-            gpus(c) or at(c, ["resources", "claims"]) for _, c in pod.containers
+        if (
+            pod.document.kind != "Deployment"
+            or pod.side is None
+            or not any(gpus(c) or at(c, ["resources", "claims"]) for _, c in pod.containers)
         ):
             continue
         strategy = pod.document.spec.get("strategy") or {}
