@@ -9,7 +9,7 @@ from typing import Any
 
 from tollbridge.deploy.lint.engines import Engine, engines_of
 from tollbridge.deploy.lint.findings import Document, items
-from tollbridge.deploy.lint.pods import PodView, pods_of
+from tollbridge.deploy.lint.pods import SIDES, PodView, pods_of
 
 
 @dataclass(frozen=True)
@@ -30,14 +30,40 @@ class Case:
     def pods_in(self, namespace: str) -> list[PodView]:
         return [pod for pod in self.pods if pod.document.namespace == namespace]
 
+    @cached_property
+    def groups(self) -> list[list[Engine]]:
+        """Engines of one deployment each: those of one object, or of objects whose names differ in the role only.
+
+        What is then left alone in a namespace is taken to belong together.
+        """
+        named: dict[tuple[str, str, str], list[Engine]] = {}
+        for engine in self.engines:
+            named.setdefault(_deployment(engine.pod), []).append(engine)
+        whole = [group for group in named.values() if len({each.pod.side for each in group} - {None}) > 1]
+        rest: dict[str, list[Engine]] = {}
+        for group in named.values():
+            if group not in whole:
+                rest.setdefault(group[0].pod.document.namespace, []).extend(group)
+        return [*whole, *rest.values()]
+
+    def group_of(self, engine: Engine) -> list[Engine]:
+        return next(group for group in self.groups if engine in group)
+
     def sides(self) -> Iterator[tuple[list[Engine], list[Engine]]]:
-        """Yield prefill and decode engines that belong together: those of a namespace that has both."""
-        for namespace in sorted({engine.pod.document.namespace for engine in self.engines}):
-            here = [each for each in self.engines if each.pod.document.namespace == namespace]
-            prefill = [each for each in here if each.pod.side == "prefill"]
-            decode = [each for each in here if each.pod.side == "decode"]
+        """Yield prefill and decode engines that belong together."""
+        for group in self.groups:
+            prefill = [each for each in group if each.pod.side == "prefill"]
+            decode = [each for each in group if each.pod.side == "decode"]
             if prefill and decode:
                 yield prefill, decode
+
+
+def _deployment(pod: PodView) -> tuple[str, str, str]:
+    document = pod.document
+    if document.kind in ("DisaggregatedSet", "DynamoGraphDeployment"):
+        return document.namespace, document.kind, document.name
+    parts = [part for part in document.name.split("-") if part not in SIDES]
+    return document.namespace, "", pod.labels.get("app.kubernetes.io/instance") or "-".join(parts)
 
 
 def selects(selector: Any, labels: dict[str, str]) -> bool:

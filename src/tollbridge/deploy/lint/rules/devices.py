@@ -112,8 +112,13 @@ def _claimed(case: Case, engine: Engine) -> int | None:
 
 def _mixed(case: Case) -> Iterator[Finding]:
     """Two pods that may land on one node, one by device plugin and one by claim."""
-    plugin = [each for each in case.engines if gpus(each.container)]
-    claimed = [each for each in case.engines if _claims(each.container) and not gpus(each.container)]
+    for group in case.groups:
+        yield from _mixed_in(group)
+
+
+def _mixed_in(group: list[Engine]) -> Iterator[Finding]:
+    plugin = [each for each in group if gpus(each.container)]
+    claimed = [each for each in group if _claims(each.container) and not gpus(each.container)]
     for engine in claimed:
         other = next((each for each in plugin if _may_meet(engine, each)), None)
         if other is not None:

@@ -197,8 +197,7 @@ def _policies(case: Case, engine: Engine) -> Iterator[Finding]:
     """Whether KV may flow: decode dials prefill with our connector and with NIXL's alike."""
     if engine.pod.side != "prefill" or engine.transfer is None:
         return
-    namespace = engine.pod.document.namespace
-    peers = [each for each in case.engines if each.pod.side == "decode" and each.pod.document.namespace == namespace]
+    peers = [each for each in case.group_of(engine) if each.pod.side == "decode"]
     port = _kv_port(engine)
     for peer in peers:
         incoming = _selecting(case, engine.pod, "Ingress")

@@ -95,8 +95,7 @@ def _near(name: str) -> str | None:
 
 def _is_split(case: Case, engine: Engine) -> bool:
     """Whether somebody means this worker to prefill or decode for another."""
-    namespace = engine.pod.document.namespace
-    sides = {each.pod.side for each in case.engines if each.pod.document.namespace == namespace}
+    sides = {each.pod.side for each in case.group_of(engine)}
     return engine.pod.side is not None and len(sides - {None}) == 2
 
 
