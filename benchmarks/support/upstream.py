@@ -95,7 +95,7 @@ class Upstream:
             "object": "text_completion",
             "created": 1,
             "model": "timed",
-            "choices": [{"index": 0, "text": " toll", "finish_reason": "length" if is_last else None}]
+            "choices": [{"index": 0, "text": " toll", "finish_reason": "length" if is_last else None}],
         }
         if self.running_usage or is_last:
             details = {"cached_tokens": 3}
