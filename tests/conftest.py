@@ -69,7 +69,7 @@ def pair(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the packages that share `pair` one after the other: its servers are idle for no other package."""
-    shared = [item for item in items if "/conformance/" in item.path.as_posix()]
-    rest = [item for item in items if item not in set(shared)]
+    shared = [item for item in items if "/tests/conformance/" in item.path.as_posix()]
+    rest = [item for item in items if "/tests/conformance/" not in item.path.as_posix()]
     first = next((at for at, item in enumerate(rest) if "/tests/vllm/" in item.path.as_posix()), len(rest))
     items[:] = rest[:first] + shared + rest[first:]
