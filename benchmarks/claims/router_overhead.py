@@ -35,6 +35,7 @@ DESCRIPTION = "requests per second and added latency of the router beside others
 
 BODIES = {"whole": BODY, "stream": STREAM_BODY}
 MANY = 16
+Seen = dict[tuple[str, str, int], list[Blows]]
 BOUNDS_S = {16: 0.5e-3, 64: 3e-3}  # p99 of a decision, by the number of workers
 
 
@@ -49,12 +50,15 @@ def run(quick: bool) -> ClaimResult:
     """Measure, and return the claim's verdict."""
     size = Size(2, 400, 500) if quick else Size(5, 3000, 5000)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_measure(size))
+        seen, arms, missing = runner.run(_measure(size))
+    decisions = {n: decision_p99_s(n, num_decisions=size.decisions) for n in BOUNDS_S}  # in a loop of their own
+    return _verdict(seen, arms, decisions, missing, size)
 
 
-async def _measure(size: Size) -> ClaimResult:
+async def _measure(size: Size) -> tuple[Seen, list[str], dict[str, str | None]]:
+    """Return the blows by (arm, kind, connections), the arms, and why others are missing."""
     missing = {"vllm-router": rivals.missing_vllm_router(), "dynamo": rivals.missing_dynamo()}
-    seen: dict[tuple[str, str, int], list[Blows]] = {}
+    seen: Seen = {}
     async with contextlib.AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(trivial())
         urls = {"alone": upstream, "tollbridge": (await stack.enter_async_context(router_over([upstream])))[0]}
@@ -75,12 +79,11 @@ async def _measure(size: Size) -> ClaimResult:
                     for connections in (1, MANY):
                         blows = await hammer(urls[arm], body, connections=connections, requests=size.requests)
                         seen.setdefault((arm, kind, connections), []).append(blows)
-    decisions = {n: decision_p99_s(n, num_decisions=size.decisions) for n in BOUNDS_S}
-    return _verdict(seen, list(urls), decisions, missing, size)
+    return seen, list(urls), missing
 
 
 def _verdict(
-    seen: dict[tuple[str, str, int], list[Blows]],
+    seen: Seen,
     arms: list[str],
     decisions: dict[int, float],
     missing: dict[str, str | None],
@@ -107,13 +110,14 @@ def _verdict(
         figures=figures,
         bounds={f"decision_p99_{n}_workers_s": f"<= {bound:g}" for n, bound in BOUNDS_S.items()},
         conditions={
-            "repetitions": size.repetitions, "requests": size.requests, "events": 16, "policy": "adaptive",
+            "repetitions": size.repetitions, "requests": size.requests, "events": 16, "policy": "local",
+            "policy_of_decisions": "adaptive",
             "missing": {name: why for name, why in missing.items() if why}, "run": secrets.token_hex(4),
         },
         table=Table(title="router-overhead", columns=columns, rows=rows),
     )  # fmt: skip
 
 
-def _added_s(seen: dict[tuple[str, str, int], list[Blows]], arm: str, kind: str, q: float) -> float:
+def _added_s(seen: Seen, arm: str, kind: str, q: float) -> float:
     pairs = zip(seen[arm, kind, 1], seen["alone", kind, 1], strict=True)
     return median(ours.percentile_s(q) - alone.percentile_s(q) for ours, alone in pairs)

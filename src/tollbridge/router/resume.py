@@ -133,7 +133,8 @@ def maybe_resumable(call: Call, *, embedded: bool = False) -> Resumable | None:
     if not call.stream or obstacle_of(call.body, embedded=embedded) is not None:
         return None
     try:
-        fields = msgspec.json.decode(msgspec.json.encode(call.body), type=_Fields)
+        wanted = {name: call.body[name] for name in _Fields.__struct_fields__ if name in call.body}  # not a long prompt
+        fields = msgspec.json.decode(msgspec.json.encode(wanted), type=_Fields)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None  # the worker will refuse it
     chat = call.path.endswith("/chat/completions")
