@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import gc
+import json
 import random
 import struct
 from collections import Counter
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tollbridge.kv.content import Content
+from tollbridge.kv.content import Content, LongIds, root_of
 from tollbridge.kv.index import PrefixIndex
 
 LONG = list(range(100, 164))  # four blocks of 16
@@ -291,3 +292,22 @@ def test_blocks_are_nothing_to_the_garbage_collector() -> None:
     holding = index._holdings["w"]
     assert not any(gc.is_tracked(record) for record in [*holding.held.values(), *holding.expected.values()])
     assert len(holding) == 8
+
+
+@given(st.integers(2000, 2100), st.integers(1, 3000))
+def test_long_ids_have_the_hashes_of_their_content(num_tokens: int, block_size: int) -> None:
+    ids = [random.Random(num_tokens).randrange(2**32) for _ in range(num_tokens)]
+    root = root_of("lora", ("salt",))
+    content, long = Content.of_tokens(ids, lora="lora", salt="salt"), LongIds(json.dumps(ids).encode(), root)
+    assert list(long.hashes(block_size)) == list(content.hashes(block_size))
+    assert (long.num_units, long.unit_bytes) == (content.num_units, content.unit_bytes)
+
+
+def test_long_ids_are_decoded_as_far_as_they_are_looked_up() -> None:
+    ids = list(range(100_000, 104_000))
+    index = PrefixIndex()
+    index.stored("w", block_hashes=[1, 2], parent=None, token_ids=ids[:32], block_size=16)
+    broken = LongIds(json.dumps(ids).encode()[:-1] + b", -1]", b"")
+    assert index.match(broken) == {"w": 32}
+    assert broken._data is None, "nobody looked behind the head"
+    assert len(list(broken.hashes(16))) == len(broken._head) // 64, "what is wrong ends the prompt with its head"

@@ -129,6 +129,17 @@ async def test_without_an_answer_the_text_must_do(answer: tuple[dict[str, Any], 
         assert made.statistics().failed_total == 1
 
 
+async def test_long_ids_are_as_good_as_short_ones() -> None:
+    async with tokens(StubWorker("w")) as made:
+        ids = list(range(5000))
+        long = await made.of(call(prompt=ids))
+        assert (long.origin, long.num_tokens) == ("ids", 5000)
+        assert long.content is not None
+        assert long.content.data == Content.of_tokens(ids).data
+        for odd in ([ids, [1]], [*ids[:10], "x", *ids], [-1, *ids], [0.5, *ids]):
+            assert (await made.of(call(prompt=odd))).num_tokens is None
+
+
 @pytest.mark.parametrize(("status", "num_asked"), [(404, 1), (501, 1), (400, 3), (500, 3)])
 async def test_a_worker_without_tokenize_is_asked_once_in_its_life(status: int, num_asked: int) -> None:
     worker = StubWorker("w")

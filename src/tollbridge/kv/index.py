@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tollbridge.kv.content import TOKEN_BYTES, Content, extra_of, keys_of, root_of
+from tollbridge.kv.content import TOKEN_BYTES, Prompted, extra_of, keys_of, root_of
 from tollbridge.kv.hashes import ROOT, BlockHash, pack, packed_hash
 from tollbridge.kv.holding import Holding, Hope, Namespace
 from tollbridge.wire.events import EngineHash
@@ -57,7 +57,7 @@ class PrefixIndex:
 
     # --- reading
 
-    def match(self, content: Content) -> dict[str, int]:
+    def match(self, content: Prompted) -> dict[str, int]:
         """Return how many leading units of `content` each worker has; absent workers have none."""
         found: dict[str, int] = {}
         for unit_bytes, block_size in self._namespaces:
@@ -65,7 +65,7 @@ class PrefixIndex:
                 self._match(content, block_size, found)
         return found
 
-    def _match(self, content: Content, block_size: int, found: dict[str, int]) -> None:
+    def _match(self, content: Prompted, block_size: int, found: dict[str, int]) -> None:
         masks, alive, depth = self._masks, -1, 0
         for name in content.hashes(block_size):
             mask = masks.get(name, 0)
@@ -149,7 +149,7 @@ class PrefixIndex:
 
     # --- what was sent
 
-    def expect(self, worker: str, content: Content, block_size: int, *, expires_s: float) -> None:
+    def expect(self, worker: str, content: Prompted, block_size: int, *, expires_s: float) -> None:
         """The worker is about to compute `content`: count it as cached until `expires_s`, or until it tells.
 
         What is there already counts as used. `expires_s` must not go down from call to call for one worker.

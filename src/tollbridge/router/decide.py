@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from tollbridge.config.cluster import WorkerConfig
-from tollbridge.kv.content import TOKEN_BYTES, Content
+from tollbridge.kv.content import TOKEN_BYTES, Prompted
 from tollbridge.policy.decide import decide
 from tollbridge.policy.views import FleetView, RequestView
 from tollbridge.router.context import Context
@@ -69,7 +69,7 @@ def _with_session(
     return {**cached, worker.name: found}, worker.name
 
 
-def _note_sent(context: Context, decision: Decision, content: Content) -> None:
+def _note_sent(context: Context, decision: Decision, content: Prompted) -> None:
     for name in (decision.decode, decision.prefill):
         if name is not None:
             context.feeder.sent(context.fleet[name], content)

@@ -15,7 +15,7 @@ import zmq
 import zmq.asyncio
 
 from tollbridge.clock import Clock
-from tollbridge.kv.content import TOKEN_BYTES, Content
+from tollbridge.kv.content import TOKEN_BYTES, Prompted
 from tollbridge.kv.index import PrefixIndex
 from tollbridge.router.fleet import Fleet, Worker
 from tollbridge.router.limits import Limits
@@ -64,7 +64,7 @@ class IndexFeeder:
         finally:
             context.destroy(linger=0)
 
-    def match(self, content: Content) -> dict[str, int]:
+    def match(self, content: Prompted) -> dict[str, int]:
         """Return the leading units of `content` that each worker has, or is about to have."""
         return (self.index if content.unit_bytes == TOKEN_BYTES else self.texts).match(content)
 
@@ -73,7 +73,7 @@ class IndexFeeder:
         following = self.following.get(worker.name)
         return following is not None and following.listens
 
-    def sent(self, worker: Worker, content: Content) -> None:
+    def sent(self, worker: Worker, content: Prompted) -> None:
         """`content` was sent to `worker`, which will have it in its cache."""
         if worker.left:
             return

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 import xxhash
 
-from tollbridge.kv.content import Content
+from tollbridge.kv.content import LONG_BYTES, LongIds, Prompted, root_of
 from tollbridge.router.ingress import Body, Call
 
 Origin = Literal["ids", "tokenizer", "worker", "memory", "text", "none"]
@@ -31,7 +32,7 @@ _FLAG = msgspec.json.Decoder(bool)
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """A prompt as the index looks it up. `num_tokens` is None when nobody has tokenised it."""
 
-    content: Content | None
+    content: Prompted | None
     num_tokens: int | None
     origin: Origin
 
@@ -76,6 +77,17 @@ def maybe_ids(body: Body) -> list[int] | None:
             return lists[0] if len(lists) == 1 else None
         return _IDS.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def maybe_long_ids(body: Body, lora: str | None, salt: str | None) -> LongIds | None:
+    """Return the ids of a long prompt that is one flat list of them, undecoded; None for anything else."""
+    raw = bytes(body.get("prompt", body.get("token_ids", b"")))
+    if len(raw) <= LONG_BYTES or not raw.startswith(b"[") or raw.count(b"[") > 1 or b'"' in raw:
+        return None
+    try:
+        return LongIds(raw, root_of(lora, (salt,) if salt else ()))
+    except (msgspec.DecodeError, UnicodeDecodeError, struct.error, ValueError):
         return None
 
 

@@ -23,7 +23,7 @@ from tollbridge.kv.content import TOKEN_BYTES, Content
 from tollbridge.router.fleet import Fleet, Worker
 from tollbridge.router.ingress import Call
 from tollbridge.router.limits import Limits
-from tollbridge.router.prompt import NOTHING, Prompt, Source, maybe_ids, maybe_source, salt_of
+from tollbridge.router.prompt import NOTHING, Prompt, Source, maybe_ids, maybe_long_ids, maybe_source, salt_of
 from tollbridge.router.tokenizer import LocalTokenizer, TemplateError, maybe_load
 from tollbridge.router.upstream import Upstream
 
@@ -81,6 +81,9 @@ class Tokens:
     async def of(self, call: Call, lora: str | None = None) -> Prompt:
         """Return the prompt of `call`, computed under the adapter `lora`. Never raises for what a client sent."""
         salt = salt_of(call.body)
+        long = maybe_long_ids(call.body, lora, salt)
+        if long is not None:
+            return Prompt(content=long, num_tokens=long.num_units, origin="ids")
         ids = maybe_ids(call.body)
         if ids is not None:
             return _prompt(ids, lora, salt, "ids")
