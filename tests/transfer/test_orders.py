@@ -58,3 +58,15 @@ def test_what_was_said_before_the_end_still_arrives() -> None:
     assert here.receive() is not None
     here.close()
     there.close()
+
+
+@pytest.mark.parametrize("num_bytes", [2, 4, 40])
+def test_half_a_message_is_the_end_of_one_who_died(num_bytes: int) -> None:
+    ours, theirs = socket.socketpair()
+    there, here = Pipe(theirs), Pipe(ours)
+    here.send(Load(LOAD))
+    whole = theirs.recv(1 << 16)
+    ours.sendall(whole[:num_bytes])
+    here.close()
+    assert there.receive() is None
+    there.close()

@@ -201,15 +201,26 @@ def _head(raw: bytes) -> _Head:
 
 
 def _refuse_smuggled_params(body: Body) -> None:
-    """vLLM hands `vllm_xargs` to its connector as it hands over `kv_transfer_params`: no way in for a client."""
-    extra = body.get("vllm_xargs")
-    if extra is None:
-        return
+    """vLLM hands `vllm_xargs`, and `extra_args` of `sampling_params`, to its connector as it hands over
+    `kv_transfer_params`: no way in for a client.
+    """
+    _refuse_params_in(body.get("vllm_xargs"), "vllm_xargs")
+    sampling = _maybe_fields(body.get("sampling_params"), "sampling_params") or {}
+    _refuse_params_in(sampling.get("extra_args"), "sampling_params.extra_args")
+
+
+def _refuse_params_in(extra: msgspec.Raw | None, name: str) -> None:
+    if "kv_transfer_params" in (_maybe_fields(extra, name) or {}):
+        raise RequestError(f"{name} must not carry kv_transfer_params: the router sets them.", param=name)
+
+
+def _maybe_fields(raw: msgspec.Raw | None, name: str) -> Body | None:
+    """Return the fields of `raw`, None when it is no object, so that nothing can be in it; else RequestError."""
+    if raw is None:
+        return None
     try:
-        smuggled = "kv_transfer_params" in _BODY.decode(extra)
+        return _BODY.decode(raw)
     except msgspec.ValidationError:
-        return  # no object, so nothing can be in it
+        return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"vllm_xargs is not valid JSON: {error}.", param="vllm_xargs") from None
-    if smuggled:
-        raise RequestError("vllm_xargs must not carry kv_transfer_params: the router sets them.", param="vllm_xargs")
+        raise RequestError(f"{name} is not valid JSON: {error}.", param=name) from None

@@ -139,13 +139,14 @@ class Pipe:
             return
 
     def receive(self) -> bytes | None:
-        """Wait for the next message; None when the other end is closed."""
+        """Wait for the next message; None when the other end is closed, also within a message: it died."""
         try:
             head = self._file.read(_LENGTH_BYTES)
-            body = self._file.read(int.from_bytes(head)) if len(head) == _LENGTH_BYTES else b""
+            size = int.from_bytes(head) if len(head) == _LENGTH_BYTES else 0
+            body = self._file.read(size)
         except ConnectionError:
             return None
-        return body or None
+        return body if size and len(body) == size else None
 
     def shut(self) -> None:
         """Say no more: the other end sees the end of the stream, and may still finish what it says."""
