@@ -52,6 +52,14 @@ def texts(chunks: list[dict[str, Any]]) -> dict[int, str]:
     return found
 
 
+async def test_what_many_choices_share_is_made_once(client: Client) -> None:
+    await client.complete(prompt=["ab", "cde"], n=3, bad_words=["xy"], logit_bias={"3": 1}, seed=5)
+    params = [request.sampling for request in client.engine.submitted]
+    assert len(params) == 6
+    assert len({id(each.bad_words) for each in params}) == len({id(each.logit_bias) for each in params}) == 1
+    assert sorted(each.seed for each in params) == [5, 5, 6, 6, 7, 7]
+
+
 @pytest.mark.parametrize("prompt", [["ab", "cde"], [[97, 98], [99, 100, 101]]])
 async def test_choices_are_numbered_prompt_by_prompt(client: Client, prompt: object) -> None:
     answer = await client.complete(prompt=prompt, n=2, seed=7)

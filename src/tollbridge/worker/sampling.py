@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from tollbridge.engine.base import ModelInfo, SamplingParams, Tokenizer
@@ -18,6 +17,9 @@ MAX_CHOICES = 128  # of one request, over all its prompts
 MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARACTERS = 256
 MAX_BIAS = 100.0  # what is beyond is cut, as in vLLM
+MAX_LISTED_TOKENS = 1024  # in logit_bias and in each list of token ids: each costs with every token drawn
+MAX_REPETITION = 1000.0  # and its inverse; what is far beyond makes logits that are no numbers, for the whole batch
+_MAX_DIGITS = 20  # of a token id
 
 Asked = CompletionRequest | ChatCompletionRequest
 
@@ -91,8 +93,11 @@ def _check_ranges(asked: Asked) -> None:
         value = getattr(asked, name)
         _require(value is None or -2 <= value <= 2, name, f"must be within -2 and 2, got {value}")
     repetition = asked.repetition_penalty
-    positive = repetition is None or (math.isfinite(repetition) and repetition > 0)
-    _require(positive, "repetition_penalty", f"must be above 0, got {repetition}")
+    _require(
+        repetition is None or 1 / MAX_REPETITION <= repetition <= MAX_REPETITION,
+        "repetition_penalty",
+        f"must be within {1 / MAX_REPETITION:g} and {MAX_REPETITION:g}, got {repetition}",
+    )
     _require(asked.min_tokens >= 0, "min_tokens", f"must be 0 or more, got {asked.min_tokens}")
 
 
@@ -155,6 +160,7 @@ def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _token_ids(name: str, ids: list[int] | None, vocab_size: int) -> tuple[int, ...]:
+    _check_number(name, len(ids or ()))
     for token_id in ids or ():
         _require(
             0 <= token_id < vocab_size,
@@ -167,9 +173,11 @@ def _token_ids(name: str, ids: list[int] | None, vocab_size: int) -> tuple[int, 
 
 def _logit_bias(biases: dict[str, float] | None, vocab_size: int) -> tuple[tuple[int, float], ...]:
     found: dict[int, float] = {}
+    _check_number("logit_bias", len(biases or ()))
     for key, bias in (biases or {}).items():
-        right = key.isascii() and key.isdigit() and int(key[:20]) < vocab_size
-        _require(right, "logit_bias", f"names token {key[:20]!r}, which is not one of the {vocab_size} token ids")
+        right = key.isascii() and key.isdigit() and len(key) <= _MAX_DIGITS and int(key) < vocab_size
+        shown = key[:_MAX_DIGITS]
+        _require(right, "logit_bias", f"names token {shown!r}, which is not one of the {vocab_size} token ids")
         found[int(key)] = max(-MAX_BIAS, min(MAX_BIAS, bias))
     return tuple(found.items())
 
@@ -191,6 +199,10 @@ def _bad_words(words: list[str] | None, tokenizer: Tokenizer, vocab_size: int) -
             found[within] = None
     _require(all(0 <= max(ids) < vocab_size for ids in found), "bad_words", "has a word outside the vocabulary")
     return tuple(found)
+
+
+def _check_number(name: str, number: int) -> None:
+    _require(number <= MAX_LISTED_TOKENS, name, f"lists {number} tokens: at most {MAX_LISTED_TOKENS} do")
 
 
 def _require(condition: bool, name: str, what: str) -> None:
