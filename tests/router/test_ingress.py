@@ -37,7 +37,7 @@ def test_smuggled_params() -> None:
         parse_body(b'{"vllm_xargs": {"kv_transfer\\u005fparams": 1}}')
     with pytest.raises(RequestError):
         parse_body(b'{"vllm_xargs": {"a": 1e999, "kv_transfer_params": 1}}')
-    with pytest.raises(RequestError, match="sampling_params.extra_args"):  # of /inference/v1/generate
+    with pytest.raises(RequestError, match=r"sampling_params\.extra_args"):  # of /inference/v1/generate
         parse_body(b'{"sampling_params": {"n": 1, "extra_args": {"kv_transfer_params": {"remote_host": "a"}}}}')
     for harmless in (b'{"other": 1}', b'{"a": 1e999}', b"null", b"[1]", b'"\xff"'):
         assert "vllm_xargs" in parse_body(b'{"vllm_xargs": %b}' % harmless)

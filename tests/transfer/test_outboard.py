@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.transfer.fake_device import DeviceMemory, FakeDevice
+from tests.transfer.fake_device import DeviceMemory, FakeCopier, FakeDevice
 from tests.transfer.harness import DIGEST, FINGERPRINT, WAIT_S, Cache, Pair, make_pair, new_id
 from tollbridge.errors import ConfigError, StartupError, TransferError
 from tollbridge.transfer.base import Reason
@@ -65,6 +65,7 @@ def test_when_the_device_fails_the_transfers_of_that_side_fail(side: int, monkey
         raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr(devices_of(pair)[side], "copy", fail)
+    monkeypatch.setattr(FakeCopier, "close", fail)  # a device that has failed says so again and again
     transfer_id = new_id()
     pair.sender.register(transfer_id, digest=DIGEST, num_tokens=100)
     pair.receiver.open(pair.load(transfer_id, TABLE, 100))
@@ -95,6 +96,16 @@ def test_decode_hears_that_prefills_io_process_died(pair: Pair) -> None:
         pair.received.collect()
     os.kill(sender_of(pair).outboard.pid, signal.SIGKILL)
     assert pair.received.wait(transfer_id).reason == Reason.PEER_LOST
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_whole_group_is_the_engines_to_obey(pair: Pair, number: signal.Signals) -> None:
+    os.kill(sender_of(pair).outboard.pid, number)
+    transfer_id = new_id()
+    pair.sender.register(transfer_id, digest=DIGEST, num_tokens=100)
+    pair.receiver.open(pair.load(transfer_id, TABLE, 100))
+    pair.sender.publish(transfer_id, TABLE, 100)
+    assert [end.outcome for end in pair.ends(transfer_id)] == ["done", "done"]
 
 
 def test_the_io_process_ends_with_its_engine(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from tollbridge.worker.tools import CLOSE, OPEN, Said, ToolReader
 
 WEATHER = '{"name": "weather", "arguments": {"city": "Oslo"}}'
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+DEEP = '{"a":' * 5000
+DEEP_CALL = OPEN + '{"name": "now", "arguments": ' + DEEP + CLOSE
 ASKED = {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL]}
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
@@ -42,6 +44,7 @@ def calls(said: Said) -> list[tuple[str, Any]]:
         (OPEN + "no JSON" + CLOSE, OPEN + "no JSON" + CLOSE, []),
         (OPEN + '{"arguments": {}}' + CLOSE + "x", OPEN + '{"arguments": {}}' + CLOSE + "x", []),
         (OPEN + '{"name": "cut', OPEN + '{"name": "cut', []),
+        (DEEP_CALL, DEEP_CALL, []),
         ("a < b <tool", "a < b <tool", []),
         ("", "", []),
     ],
@@ -135,6 +138,10 @@ async def test_without_tools_text_stays_text(client: Client, more: dict[str, obj
         ),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages"),
         ({"messages": [{"role": "assistant", "tool_calls": 1}]}, "messages"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": DEEP}}]}]},
+            "messages",
+        ),
     ],
 )
 async def test_refusals(client: Client, more: dict[str, object], param: str) -> None:

@@ -52,7 +52,11 @@ class CopyDesk:
         """Return when no copy is under way and none will come; the other process has closed its end."""
         for thread in self._threads:
             thread.join()
-        self._copier.close()
+        try:
+            self._copier.close()
+        except Exception:
+            # only a device that has failed for good gets here: nothing of it writes any more, and ends must be told
+            logger.exception("The device failed while its copies ended.")
         self._pipe.close()
 
     # ── the desk's threads ──

@@ -41,7 +41,8 @@ EXIT_LOST = 70
 
 def main(arguments: Sequence[str]) -> int:
     """Serve one side until the pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the engine says when to end
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they may reach the whole group, or all of a unit:
+        signal.signal(number, signal.SIG_IGN)  # the engine says when to end, for it may have requests to finish
     pipe_fd, *memory_fds = map(int, arguments)
     pipe = Pipe(socket.socket(fileno=pipe_fd))
     data = pipe.receive()

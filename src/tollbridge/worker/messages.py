@@ -89,7 +89,7 @@ def _calls(where: str, calls: object) -> list[dict[str, Any]]:
             }
             for call in read
         ]
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
         raise RequestError(f'{where} has malformed "tool_calls": {error}.', param="messages") from None
 
 

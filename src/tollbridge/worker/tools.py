@@ -88,7 +88,7 @@ class ToolReader:
     def _take(self, said: Said, inner: str, raw: str) -> None:
         try:
             written = msgspec.json.decode(inner, type=_Written)
-        except (msgspec.DecodeError, UnicodeError):
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
             said.content += raw
             return
         self._skips_space = True
