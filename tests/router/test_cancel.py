@@ -104,11 +104,13 @@ async def test_a_client_that_stops_reading_is_given_up() -> None:
     """Backpressure reaches the worker; the client's own deadline ends it."""
     async with rig(idle_timeout_s=0.3) as r:
         r["d0"].tokens = ["x" * 65536] * 400
-        async with socket_to(r) as (_, writer):
+        async with socket_to(r) as (reader, writer):
             writer.write(request(STREAM, "local", "stuck"))
             await happens(r["d0"].departed["local"])
             assert await ended(r, "stuck") == "cancelled"
             assert "took nothing" in (await r.record("stuck"))["happened"]["error"]
+            async with asyncio.timeout(5):  # its connection is closed, and it can tell that this is not the end
+                assert not (await reader.read()).endswith(b"0\r\n\r\n")
 
 
 LONG = ["x" * 65536] * 400  # more than all buffers hold

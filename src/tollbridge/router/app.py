@@ -187,10 +187,11 @@ async def generate(request: web.Request) -> web.StreamResponse:
                 trace.end(error=str(error) or type(error).__name__)
                 raise
             arrival = Arrival(at_s=arrived_s, queue_s=queue_s, tenant=request[TENANT], trace=trace)
+            client = Client(request, patience_s=context.config.router.idle_timeout_s)
             if decision.reason == fanout.REASON:
                 await stack.aclose()  # each prompt needs a place of its own
-                return await fanout.Fanout(context, call, Client(request), arrival).run()
-            return await Flow(context, call, Client(request), decision, arrival).run()
+                return await fanout.Fanout(context, call, client, arrival).run()
+            return await Flow(context, call, client, decision, arrival).run()
 
 
 async def pass_on(request: web.Request) -> web.StreamResponse:

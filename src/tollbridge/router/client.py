@@ -7,8 +7,8 @@ between the worker's socket and the client's. Head and end are aiohttp's, which 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import cast
 
 from aiohttp import HttpVersion11, web
@@ -20,10 +20,11 @@ DECISION_HEADER = "x-tollbridge-decision"
 
 
 class Client:
-    """Sends one answer, streamed or whole."""
+    """Sends one answer, streamed or whole. A client that takes nothing for `patience_s` is as good as gone."""
 
-    def __init__(self, request: web.Request) -> None:
+    def __init__(self, request: web.Request, *, patience_s: float) -> None:
         self._request = request
+        self._patience_s = patience_s
         self._connection = cast(Connection, request.protocol)  # of `listening`'s own making
         self._transport: asyncio.WriteTransport | None = None
         self._is_chunked = request.version >= HttpVersion11
@@ -33,6 +34,11 @@ class Client:
     def gone(self) -> bool:
         transport = self._request.transport
         return transport is None or transport.is_closing()
+
+    def drop(self) -> None:
+        """Close the connection at once: a client that does not read would hold it for ever, and what it has is cut."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
 
     @property
     def is_full(self) -> bool:
@@ -54,7 +60,7 @@ class Client:
         self.response = web.StreamResponse(headers=headers)
         if self._is_chunked:
             self.response.enable_chunked_encoding()
-        with _departures():
+        async with self._sending():
             await self.response.prepare(self._request)
             await self.response.write(first)  # aiohttp keeps the head back until there is something to write
         self._transport = self._request.transport
@@ -69,7 +75,7 @@ class Client:
     async def end_stream(self, last: bytes = b"") -> web.StreamResponse:
         """Send the end, and wait until the client has taken most of it."""
         assert self.response is not None
-        with _departures():
+        async with self._sending():
             await self.response.write_eof(last)
         return self.response
 
@@ -78,15 +84,17 @@ class Client:
         headers = {"Content-Type": content_type, DECISION_HEADER: decision_header}
         response = web.Response(status=status, body=body, headers=headers)
         self.response = response
-        with _departures():
+        async with self._sending():
             await response.prepare(self._request)
             await response.write_eof()
         return response
 
-
-@contextmanager
-def _departures() -> Iterator[None]:
-    try:
-        yield
-    except ConnectionError as error:
-        raise ClientGoneError("The client closed its connection.") from error
+    @asynccontextmanager
+    async def _sending(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(self._patience_s):
+                yield
+        except ConnectionError as error:
+            raise ClientGoneError("The client closed its connection.") from error
+        except TimeoutError as error:
+            raise ClientGoneError(f"The client took nothing for {self._patience_s:g} s.") from error

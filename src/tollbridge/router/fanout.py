@@ -76,6 +76,7 @@ class Fanout:
         try:
             return await (self._list.end(parts) if failed is None else self._list.fail(failed.answer))
         except ClientGoneError:
+            self._list.client.drop()
             return self._list.client.response or web.Response(status=499)  # nobody reads it
 
     async def _run(self, index: int, part: Part) -> None:
@@ -117,6 +118,9 @@ class Part(Client):
     @property
     def gone(self) -> bool:
         return self._list.client.gone
+
+    def drop(self) -> None:
+        self._list.client.drop()
 
     @property
     def is_full(self) -> bool:

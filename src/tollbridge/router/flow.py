@@ -108,6 +108,7 @@ class Flow:
             return await self._give_up(error)
         except ClientGoneError as error:
             self._outcome.cancelled(str(error))
+            self._client.drop()
             return self._client.response or web.Response(status=499)  # nobody reads it
         except asyncio.CancelledError:
             self._outcome.cancelled("The client closed its connection.")
@@ -195,6 +196,7 @@ class Flow:
         try:
             return await self._client.end_stream(sse.event(error_document(error)))
         except ClientGoneError:
+            self._client.drop()
             return self._client.response
 
     # --- the two legs of a split
