@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from tests.transfer.harness import DIGEST, FINGERPRINT, OTHER_DIGEST, Cache, new_id
 from tollbridge.clock import ManualClock
+from tollbridge.errors import ProtocolError
 from tollbridge.transfer.base import LoadRequest, Reason, TransferEnd
 from tollbridge.transfer.frames import Header, Kind
 from tollbridge.transfer.loopback import LoopbackNetwork
@@ -319,3 +321,15 @@ def test_shedding_spares_what_is_opened_and_under_way() -> None:
     (end,) = sender.poll()
     assert end.reason == Reason.PINNED_BOUND and end.transfer_id != under_way
     assert len(sender.book) == 1
+
+
+def test_a_frame_beyond_what_decode_takes_is_refused() -> None:
+    memory = Cache(4, 16, seed=0).memory
+    load = LoadRequest(
+        transfer_id="0f" * 16, host="p", port=1, digest=DIGEST, first_token=0, num_tokens=64, block_table=(0, 1, 2, 3)
+    )
+    session = ReceiveSession(load, 1, 1, memory, ManualClock(), max_payload_bytes=16 * memory.granule_bytes)
+    header = Header(Kind.DATA, 0, session.transfer, 1, 1, 0, 1, 0, 16, 16 * memory.granule_bytes, 0)
+    assert session.begin(header) is not None
+    with pytest.raises(ProtocolError, match="no room"):
+        session.begin(header._replace(num_layers=2, first_token=16, payload_bytes=32 * memory.granule_bytes))

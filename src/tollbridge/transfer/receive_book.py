@@ -73,7 +73,15 @@ class ReceiveBook:
         Its blocks are free to be written once `fence` is behind us.
         """
         self._epoch = (self._epoch + 1) % 2**32
-        session = ReceiveSession(load, connection, self._epoch, self._memory, self._clock, fence)
+        session = ReceiveSession(
+            load,
+            connection,
+            self._epoch,
+            self._memory,
+            self._clock,
+            fence,
+            max_payload_bytes=self._max_payload_bytes,
+        )
         self._sessions[session.transfer] = session
         self._by_connection.setdefault(connection, {})[session.transfer] = session
         if connected:

@@ -260,7 +260,15 @@ class ReceiveSession:
     """One transfer on the decode side."""
 
     def __init__(
-        self, load: LoadRequest, connection: int, epoch: int, memory: KVMemory, clock: Clock, fence: Fence = PASSED
+        self,
+        load: LoadRequest,
+        connection: int,
+        epoch: int,
+        memory: KVMemory,
+        clock: Clock,
+        fence: Fence = PASSED,
+        *,
+        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
     ) -> None:
         self.load = load
         self.connection = connection
@@ -271,6 +279,7 @@ class ReceiveSession:
         self.fence = fence  # nothing may be written into the blocks before it is behind us
         self._clock = clock
         self._memory = memory
+        self._max_payload_bytes = max(max_payload_bytes, memory.granule_bytes)
         self._begun = [IntervalSet() for _ in range(memory.num_layers)]  # arrived, or on one of the lanes
         self._arrived = [IntervalSet() for _ in range(memory.num_layers)]
         self._missing_tokens = load.num_tokens * memory.num_layers
@@ -358,6 +367,8 @@ class ReceiveSession:
             raise ProtocolError(f"Prefill sent tokens {header.first_token}..{end}: not whole granules of {granule}.")
         if header.payload_bytes != payload_bytes(self._memory, header.num_tokens) * header.num_layers:
             raise ProtocolError(f"Prefill sent {header.payload_bytes} bytes for {what}.")
+        if header.payload_bytes > self._max_payload_bytes:
+            raise ProtocolError(f"Prefill sent a frame of {header.payload_bytes} bytes: there is no room for it.")
 
 
 def _layers(header: Header) -> range:
