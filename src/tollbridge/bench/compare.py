@@ -127,7 +127,7 @@ class Comparison:
                 ratio = self.ratio(metric, arm)
                 if ratio is None:
                     continue
-                claimed = self.claimed(metric, arm)
+                claimed, floor = self.claimed(metric, arm), f"{self.floor(metric):.3f}" if self.again else "-"
                 label = f"{NAMES[metric]}, {self.label(arm)}"
                 rows.append(
                     (
@@ -139,7 +139,7 @@ class Comparison:
                     )
                 )
                 table.append([label, f"{ratio.mean:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}",
-                              f"{self.floor(metric):.3f}", "yes" if claimed else "no"])  # fmt: skip
+                              floor, "yes" if claimed else "no"])  # fmt: skip
         return Section(
             title=title,
             text=f"Each arm over {self.label(self.baseline)} in the same block: geometric mean over {self.num_blocks} "
@@ -199,6 +199,13 @@ def in_words(compared: Comparison) -> str:
         "at the same times, in an order drawn anew. A ratio is taken within each block; its interval is Student's t "
         f"over blocks. {again}"
     )
+
+
+def said(ratio: Ratio | None) -> str:
+    """Return a ratio as a headline may say it: only where it is one."""
+    if ratio is None:
+        return "not comparable"
+    return f"x {ratio.mean:.2f}" if stats.claims(ratio) else "no difference claimed"
 
 
 def in_interval(ratio: Ratio) -> str:

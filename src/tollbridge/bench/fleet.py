@@ -17,6 +17,17 @@ from tollbridge.wire.ready import Ready
 from tollbridge.worker.supervisor import ManagedProcess, ProcessSpec
 
 START_TIMEOUT_S = 180.0
+VLLM_START_TIMEOUT_S = 900.0
+
+
+_DASHES = "--"
+_COMMAND = "command"  # of a worker that is not embedded: what comes after `tollbridge`
+
+
+def command_of(worker: Mapping[str, object]) -> list[str]:
+    """Return the arguments that start a worker: its own, or those of an embedded one."""
+    own = worker.get(_COMMAND)
+    return [str(each) for each in own] if isinstance(own, list) else ["worker", "--name", str(worker["name"])]
 
 
 class Fleet:
@@ -60,20 +71,25 @@ async def running(
 
         async def start(name: str, config: str, argv: Sequence[str], cores: Sequence[int] | None) -> ManagedProcess:
             command = [*(prefixes or {}).get(name, ()), sys.executable, "-m", "tollbridge.cli.main", *argv]
-            spec = ProcessSpec(name=name, argv=[*command, "--config", config], environ=environ, cores=cores)
+            if _DASHES not in argv:  # vLLM's worker takes all from its flags
+                command += ["--config", config]
+            spec = ProcessSpec(name=name, argv=command, environ=environ, cores=cores)
             process = await ManagedProcess.start(spec)
             stack.push_async_callback(process.stop)
             return process
 
-        bare = write("workers", workers)
+        entries = [{key: value for key, value in worker.items() if key != _COMMAND} for worker in workers]
+        bare = write("workers", entries)
         processes = {}
         for worker in workers:  # all at once: each spends most of its start reading
             name, cores = str(worker["name"]), worker.get("cores")
-            argv = ["worker", "--name", name]
+            argv = command_of(worker)
             processes[name] = await start(name, bare, argv, cores if isinstance(cores, list) else None)
-        lines = await asyncio.gather(*(process.wait_ready(START_TIMEOUT_S) for process in processes.values()))
+        slow = any(worker.get("engine") == "vllm" for worker in workers)
+        timeout_s = VLLM_START_TIMEOUT_S if slow else START_TIMEOUT_S
+        lines = await asyncio.gather(*(process.wait_ready(timeout_s) for process in processes.values()))
         fleet.ready |= dict(zip(processes, lines, strict=True))
-        placed = [{**w, "url": (r := fleet.ready[str(w["name"])]).url, "kv": r.kv, "events": r.events} for w in workers]
+        placed = [{**w, "url": (r := fleet.ready[str(w["name"])]).url, "kv": r.kv, "events": r.events} for w in entries]
         router = await start("router", write("router", placed), ["router"], router_cores)
         fleet.ready["router"] = await router.wait_ready(START_TIMEOUT_S)
         yield fleet

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json as jsonlib
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import uvloop
 from cyclopts import App, Parameter
@@ -19,6 +20,7 @@ from rich.console import Console
 
 from tollbridge.bench import local
 from tollbridge.bench.arms import parse_arm
+from tollbridge.bench.book import load as read_book
 from tollbridge.bench.experiments import break_even as break_even_
 from tollbridge.bench.experiments import chunked as chunked_
 from tollbridge.bench.experiments import goodput as goodput_
@@ -29,13 +31,15 @@ from tollbridge.bench.experiments import memory as memory_
 from tollbridge.bench.experiments import prefix_grid as prefix_grid_
 from tollbridge.bench.experiments import separation as separation_
 from tollbridge.bench.experiments import trace as trace_
-from tollbridge.bench.outcome import Experiment
+from tollbridge.bench.outcome import Experiment, write_outcome
 from tollbridge.bench.records import Arm
 from tollbridge.bench.run import measure
 from tollbridge.bench.session import Options
 from tollbridge.cli.display import Display, make_display
 from tollbridge.cli.interrupts import Interrupts, run_interruptible
 from tollbridge.cli.prepare import prepare_model
+from tollbridge.engine.store import DEFAULT_MODEL, smollm2_folder
+from tollbridge.errors import ConfigError
 from tollbridge.report.text import show
 
 app = App(name="bench", help="Measure servers, and compare ways to be served.")
@@ -53,6 +57,13 @@ class Common:
         ),
     ] = field(default_factory=list)
     model: Annotated[str, Parameter(help="Of the embedded workers: smollm2, tiny, a folder, or a hub id.")] = "smollm2"
+    engine: Annotated[
+        Literal["embedded", "vllm"],
+        Parameter(help="Of the workers that are started here; TOLLBRIDGE_VLLM_PYTHON names vLLM's interpreter."),
+    ] = "embedded"
+    engine_args: Annotated[
+        str, Parameter(help="What vLLM gets, such as '--gpu-memory-utilization 0.4' for two servers on one GPU.")
+    ] = ""
     out: Annotated[
         Path | None,
         Parameter(help="Folder for records, result and report; one that holds a run cut off is gone on with."),
@@ -64,6 +75,18 @@ class Common:
     json: Annotated[bool, Parameter(negative=(), help="Print the result as one JSON document.")] = False
 
 
+_EXPERIMENTS = {
+    "interference": interference_,
+    "length-sweep": length_sweep_,
+    "load": load_,
+    "separation": separation_,
+    "memory": memory_,
+    "goodput": goodput_,
+    "chunked": chunked_,
+    "prefix-grid": prefix_grid_,
+    "break-even": break_even_,
+    "trace": trace_,
+}
 _Common = Annotated[Common, Parameter(name="*")]
 
 
@@ -149,6 +172,20 @@ def trace(
     return _start(Experiment("trace", trace_), common, settings or trace_.Settings())
 
 
+@app.command
+def report(out: Annotated[Path, Parameter(help="The folder of a run, finished or cut off.")]) -> int:
+    """Make the report of a run again from its records."""
+    book = read_book(out / "records.jsonl")
+    module = _EXPERIMENTS.get(book.head.experiment)
+    if module is None or not book.windows:
+        raise ConfigError(f"{out} has no complete window of an experiment that this version knows.")
+    known = {field.name for field in fields(module.Settings)}
+    settings = module.Settings(**{key: value for key, value in book.head.parameters.items() if key in known})
+    document, _ = write_outcome(Experiment(book.head.experiment, module), book, settings, out)
+    show(document, Console(width=None if sys.stdout.isatty() else 120))
+    return 0
+
+
 def _start(experiment: Experiment, common: Common, settings: Any) -> int:
     arms = [parse_arm(text) for text in common.arm]
     out = common.out or Path("bench-results") / f"{experiment.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -167,7 +204,7 @@ async def _run(
             arms = await _start_local(experiment, common, settings, options, display, stack)
         document, result = await measure(
             experiment, arms, settings, out, seed=common.seed, options=options, tell=display.note,
-            about={"model": common.model} if options.is_local else {},
+            about={"model": common.model, "engine": common.engine} if options.is_local else {},
         )  # fmt: skip
     if common.json:
         print(jsonlib.dumps(result))
@@ -180,8 +217,12 @@ async def _run(
 async def _start_local(
     experiment: Experiment, common: Common, settings: Any, options: Options, display: Display, stack: AsyncExitStack
 ) -> list[Arm]:
-    given = local.Local(model=await prepare_model(common.model, display))
-    display.begin("workers", "starting embedded workers")
+    model = await prepare_model(common.model, display)
+    vllm = shlex.split(common.engine_args) if common.engine == "vllm" else None
+    if vllm is not None and model == DEFAULT_MODEL:
+        model = str(smollm2_folder())
+    given = local.Local(model=model, vllm=vllm)
+    display.begin("workers", f"starting {common.engine} workers")
     own = getattr(experiment.module, "start", None)  # an experiment that needs more than a pair and its router
     starting = own(given, settings) if own else local.start(given, experiment.module.ARMS)
     found = await stack.enter_async_context(starting)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from tollbridge.bench import local
 from tollbridge.bench.book import Book
-from tollbridge.bench.compare import compare, conditions, in_words, labels_of, spread_table
+from tollbridge.bench.compare import compare, conditions, in_words, labels_of, said, spread_table
 from tollbridge.bench.experiments import interference
 from tollbridge.bench.experiments.interference import CELL
 from tollbridge.bench.figures import DEFINITIONS, remarks, select
@@ -61,7 +61,7 @@ def report(book: Book, settings: Settings, arms: Sequence[str]) -> Document:
     compared = compare(book, CELL, arms, (_GAP, _TTFT, "tokens_per_s_per_worker"))
     middle = {(metric, arm): percentile(compared.values[metric, arm], 50) for metric in (_GAP, _TTFT) for arm in arms}
     gap, ttft = compared.ratio(_GAP, compared.main, arms[-2]), compared.ratio(_TTFT, compared.main, arms[-2])
-    told = f"p99 of the gaps x {gap.mean:.2f}, TTFT x {ttft.mean:.2f}" if gap and ttft else "not comparable"
+    told = f"p99 of the gaps {said(gap)}, TTFT {said(ttft)}"
     return Document(
         title=TITLE,
         headline=f"A {labels[arms[-1]]} over {labels[arms[-2]]}: {told}.",

@@ -124,10 +124,11 @@ def _hits(book: Book, cell: str, arm: str) -> float:
 def _headline(compared: Mapping[str, Comparison], labels: Mapping[str, str], arms: Sequence[str]) -> str:
     parts = []
     for arm in arms[1:]:
-        ratios = [ratio.mean for each in compared.values() if (ratio := each.ratio(_TTFT, arm)) is not None]
-        if ratios:
-            parts.append(f"{labels[arm]} x {min(ratios):.2f} to {max(ratios):.2f}")
-    return f"TTFT p50 over {labels[arms[0]]}, by cell: {'; '.join(parts) or 'too many requests failed'}."
+        claimed = [each.ratio(_TTFT, arm) for each in compared.values() if each.claimed(_TTFT, arm)]
+        means = [ratio.mean for ratio in claimed if ratio is not None]
+        told = f"x {min(means):.2f} to {max(means):.2f} in {len(means)}" if means else "no difference claimed in any"
+        parts.append(f"{labels[arm]} {told} of {len(compared)} cells")
+    return f"TTFT p50 over {labels[arms[0]]}: {'; '.join(parts)}."
 
 
 def _bars(compared: Mapping[str, Comparison], arms: Sequence[str], cell: str) -> str:
