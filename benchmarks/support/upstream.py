@@ -72,6 +72,8 @@ class Upstream:
         step = 2 if self.misbehave == "two_per_chunk" else 1
         for count in range(step, max_tokens + 1, step):
             await _until(start_s + self.ttft_s + (count - step) * self.gap_s)
+            if writer.transport.is_closing():
+                return False  # the client has left
             if count > step:
                 if self.misbehave == "stall":
                     await writer.drain()

@@ -61,9 +61,10 @@ async def test_interference_finds_whose_gaps_are_longer(pair: Pair, tmp_path: Pa
     pair[0].ttft_s, pair[1].ttft_s = 0.04, 0.1
     settings = interference.Settings(streams=2, long_tokens=64, arrivals=1, blocks=3, load=0.3)
     document, result = await run(interference, settings, arms_of(pair), tmp_path)
-    assert "times longer" in document.headline
     over = result["cells"]["interference"]["over_baseline"]["slow"]
-    assert over["steady_itl_p99_ms"]["claimed"] and over["ttft_p50_ms"]["claimed"]
+    assert over["steady_itl_p50_ms"]["ratio"] > 2 and over["ttft_p50_ms"]["ratio"] > 1.2
+    # a machine that others use may hide a p99; what must never be is a headline that claims more than the figures do
+    assert over["steady_itl_p99_ms"]["claimed"] is ("No difference" not in document.headline)
 
 
 async def test_length_sweep_says_what_is_added(pair: Pair, tmp_path: Path) -> None:
@@ -81,7 +82,8 @@ async def test_load_in_an_open_and_in_a_closed_loop(pair: Pair, tmp_path: Path) 
     }.items():
         document, result = await run(load, settings, arms_of(pair), tmp_path / name)
         assert result["cells"]["load"]["figures"]["slow"]["failed"] == 0
-        assert document.headline.startswith("TTFT p50, slow over fast: x")
+        assert document.headline.startswith("TTFT p50, slow over fast:")
+        assert result["cells"]["load"]["over_baseline"]["slow"]["ttft_p50_ms"]["ratio"] > 1.5
 
 
 async def test_a_report_is_made_again_from_the_records_alone(

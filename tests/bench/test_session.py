@@ -16,6 +16,7 @@ from tollbridge.bench.compare import compare
 from tollbridge.bench.figures import Slo, as_vllm, by_block, remarks, select
 from tollbridge.bench.records import Arm, Head, Planned
 from tollbridge.bench.session import Options, Session, Traffic
+from tollbridge.bench.shard import processes_for
 from tollbridge.errors import ConfigError, UpstreamError
 
 TTFT_S, PLANTED_S = 0.02, 0.005
@@ -91,6 +92,17 @@ async def test_two_client_processes_share_an_open_loop(pair: tuple[Upstream, Ups
     assert [sample.index for sample in samples] == list(range(40)) and all(sample.ok for sample in samples)
     assert [sample.at_s for sample in samples] == pytest.approx(times)
     assert window.duration_s >= 0.4
+
+
+def test_as_many_processes_as_keep_up() -> None:
+    def planned(number: int, max_tokens: int, group: str = "request") -> list[Planned]:
+        return [Planned(at_s=0.0, prompt=[1], max_tokens=max_tokens, group=group) for _ in range(number)]
+
+    assert processes_for([], 1.0) == 1
+    assert processes_for(planned(900, 2), 1.0) == 1
+    assert processes_for(planned(1900, 2), 1.0) == 2
+    assert processes_for(planned(100, 250), 1.0) == 3
+    assert processes_for([*planned(8, 4000, "steady"), *planned(8, 2)], 2.0) == 1
 
 
 async def test_failures_are_told_and_miss_their_slo(pair: tuple[Upstream, Upstream], tmp_path: Path) -> None:

@@ -31,6 +31,10 @@ NAMES: Mapping[str, str] = {
     "tokens_per_s": "tokens/s",
     "tokens_per_s_per_worker": "tokens/s per worker",
     "send_lag_p99_ms": "send lag p99 of the client",
+    "cached_share": "prompt tokens cached or loaded, share",
+    "kv_mb_per_split": "KV on the wire, MB a split",
+    "wire_p50_ms": "first to last KV byte, p50",
+    "joules_per_token": "energy, J a token",
     "queue_mean_ms": "mean wait in the engine's queue",
 }
 

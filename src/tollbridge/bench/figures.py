@@ -91,6 +91,11 @@ class Group:
         """Return what a counter of the workers grew by, over all of them."""
         return sum(by.get(name, 0.0) for window in self.windows for by in window.counters.values())
 
+    def energy_j(self) -> float:
+        """Return what all GPUs of this machine took; NaN where nobody knows."""
+        known = [window.energy_j for window in self.windows if window.energy_j is not None]
+        return sum(known) if known and len(known) == len(self.windows) else math.nan
+
     def cached_share(self) -> float | None:
         """Return cached prompt tokens over prompt tokens, as the answers say; None when none of them does."""
         told = [s for s in self.requests if s.ok and s.num_cached is not None]
@@ -118,6 +123,10 @@ METRICS: Mapping[str, Metric] = {
     "tokens_per_s": lambda g: g.num_tokens() / g.duration_s,
     "tokens_per_s_per_worker": lambda g: g.num_tokens() / g.duration_s / max(w.num_workers for w in g.windows),
     "send_lag_p99_ms": lambda g: 1e3 * percentile(g.lags_s(), 99),
+    "cached_share": lambda g: math.nan if (share := g.cached_share()) is None else share,
+    "kv_mb_per_split": lambda g: percentile([s.wire_bytes / 1e6 for s in g.requests if s.wire_bytes], 50),
+    "wire_p50_ms": lambda g: 1e3 * percentile([s.wire_s for s in g.requests if s.wire_bytes], 50),
+    "joules_per_token": lambda g: g.energy_j() / max(1, g.num_tokens()),
     "queue_mean_ms": lambda g: _mean_ms(g, "vllm:request_queue_time_seconds"),
 }
 

@@ -56,13 +56,7 @@ def _cell(book: Book, cell: str) -> dict[str, Any]:
     for arm in arms:
         group = select(book.samples, book.windows, cell=cell, arm=arm)
         ours = {name: _finite(metric(group)) for name, metric in METRICS.items()}
-        more = {
-            "cached_share": group.cached_share(),
-            "wire_bytes": sum(s.wire_bytes for s in group.samples),
-            "wire_s": sum(s.wire_s for s in group.samples),
-            "energy_j": _sum(window.energy_j for window in group.windows),
-        }
-        figures[arm] = as_vllm(group) | ours | more
+        figures[arm] = as_vllm(group) | ours
     compared = compare(book, cell, arms, list(METRICS))
     ratios = {
         arm: {
@@ -77,8 +71,3 @@ def _cell(book: Book, cell: str) -> dict[str, Any]:
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-def _sum(values: Any) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None

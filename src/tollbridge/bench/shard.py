@@ -15,13 +15,14 @@ import msgspec
 import uvloop
 
 from tollbridge.bench.client import Client, Target, now
-from tollbridge.bench.load import Load, Shape
+from tollbridge.bench.load import STEADY, Load, Shape
 from tollbridge.bench.records import Planned, Sample
 from tollbridge.errors import TollbridgeError, UpstreamError
 
 _HEAD_START_S = 2.0  # for interpreters to start
 ONE_CLIENT_PER_S = 1000.0  # requests that one process sends without lagging, half of what it was measured at
 ONE_CLIENT_TOKENS_PER_S = 10_000.0
+STEADY_TOKENS_PER_S = 200.0  # of a stream
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +50,16 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def processes_for(planned: Sequence[Planned], duration_s: float) -> int:
-    """Return how many client processes keep up with `planned` in an open loop."""
+    """Return how many client processes keep up with `planned` in an open loop.
+
+    Steady streams are taken at `STEADY_TOKENS_PER_S`: they are cut off long before their `max_tokens`.
+    """
     if not planned or not duration_s:
         return 1
-    requests_per_s = len(planned) / duration_s
-    tokens_per_s = sum(one.max_tokens for one in planned) / duration_s
+    arriving = [one for one in planned if one.group != STEADY]
+    requests_per_s = len(arriving) / duration_s
+    tokens_per_s = sum(one.max_tokens for one in arriving) / duration_s
+    tokens_per_s += STEADY_TOKENS_PER_S * (len(planned) - len(arriving))
     return max(1, round(max(requests_per_s / ONE_CLIENT_PER_S, tokens_per_s / ONE_CLIENT_TOKENS_PER_S) + 0.49))
 
 

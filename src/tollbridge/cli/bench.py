@@ -62,7 +62,11 @@ class Common:
         Parameter(help="Of the workers that are started here; TOLLBRIDGE_VLLM_PYTHON names vLLM's interpreter."),
     ] = "embedded"
     engine_args: Annotated[
-        str, Parameter(help="What vLLM gets, such as '--gpu-memory-utilization 0.4' for two servers on one GPU.")
+        str,
+        Parameter(
+            allow_leading_hyphen=True,
+            help="What vLLM gets, such as '--gpu-memory-utilization 0.4' for two servers on one GPU.",
+        ),
     ] = ""
     out: Annotated[
         Path | None,

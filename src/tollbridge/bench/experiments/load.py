@@ -68,7 +68,8 @@ def traffic(session: Session, settings: Settings, block: int, arm: str) -> Traff
 _METRICS = ("ttft_p50_ms", "itl_p99_ms", "tpot_p50_ms", "requests_per_s", "tokens_per_s_per_worker")
 _ROWS = (
     "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms", "itl_max_ms", "tpot_p50_ms", "e2e_p50_ms",
-    "requests_per_s", "tokens_per_s", "tokens_per_s_per_worker", "queue_mean_ms", "send_lag_p99_ms",
+    "requests_per_s", "tokens_per_s", "tokens_per_s_per_worker", "queue_mean_ms", "cached_share", "kv_mb_per_split",
+    "wire_p50_ms", "joules_per_token", "send_lag_p99_ms",
 )  # fmt: skip
 
 
