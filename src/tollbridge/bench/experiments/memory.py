@@ -87,7 +87,8 @@ def report(book: Book, settings: Settings, arms: Sequence[str]) -> Document:
     growth = {name: peaks[last.cell, name] - peaks[first.cell, name] for name in workers}
     worst = max(growth.values(), default=0.0)
     known = request_bytes == request_bytes
-    staged = f", where staging each request would add {show_bytes(8 * request_bytes)} at eight" if known else ""
+    held = show_bytes(int(last.cell.split()[0]) * request_bytes) if known else ""
+    staged = f", where those requests have {held} of KV" if known else ""
     return Document(
         title=TITLE,
         headline=f"From {first.cell} to {last.cell} the peak of a worker's memory grew by {show_bytes(worst)}{staged}."
