@@ -186,7 +186,7 @@ function room({ worker: it, x, y, width }, small) {
   const total = it.kv_total_tokens ?? 0, inner = width - 24;
   if (!total) return [text(x + 12, y + 86, "KV cache: not told", "small")];
   const used = Math.min((it.kv_used_tokens ?? 0) / total, 1), pinned = Math.min((it.pinned_tokens ?? 0) / total, used);
-  const words = small ? `KV ${percent(1 - used)} free` : `KV ${percent(1 - used)} free of ${count(total)} tokens${pinned ? `, ${percent(pinned)} waits to be fetched` : ""}`;
+  const words = small ? `KV ${percent(1 - used)} free` : `KV ${percent(1 - used)} free of ${count(total)} tokens${pinned ? `, ${percent(pinned)} held` : ""}`;
   return [
     text(x + 12, y + 80, words, "small"),
     s("rect", { class: "room", x: x + 12, y: y + 85, width: inner, height: 6, rx: 3 }),

@@ -6,7 +6,7 @@ export function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (Math.abs(value) < 0.9995) return value === 0 ? "0 s" : `${value < 0.01 ? (value * 1e3).toPrecision(2) : (value * 1e3).toFixed(0)} ms`;
   if (value < 120) return `${value.toFixed(value < 10 ? 2 : 1)} s`;
-  if (value < 7200) return `${(value / 60).toFixed(0)} min`;
+  if (value < 7200) return `${(value / 60).toFixed(value < 600 ? 1 : 0)} min`;
   return `${(value / 3600).toFixed(1)} h`;
 }
 
