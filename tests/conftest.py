@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -9,8 +10,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tollbridge.obs.logs import JsonFormatter, KeyValueFormatter
+
 if TYPE_CHECKING:
     from tests.vllm.pair import Pair
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were() -> Iterator[None]:
+    """A command that is run inside a test sends the logs of the whole process to a stream that ends with the test."""
+    root, ours = logging.getLogger(), logging.getLogger("tollbridge")
+    levels = root.level, ours.level
+    yield
+    for handler in list(root.handlers):
+        if isinstance(handler.formatter, (KeyValueFormatter, JsonFormatter)):
+            root.removeHandler(handler)
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
 
 
 @pytest.fixture(scope="session")
