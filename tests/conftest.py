@@ -84,8 +84,10 @@ def pair(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the packages that share `pair` one after the other: its servers are idle for no other package."""
+    """Run the packages that share `pair` together, and before them NIXL, whose processes leave others no core."""
+    spinning = [item for item in items if item.path.name == "test_nixl.py" and "/tests/vllm/" in item.path.as_posix()]
     shared = [item for item in items if "/tests/conformance/" in item.path.as_posix()]
-    rest = [item for item in items if "/tests/conformance/" not in item.path.as_posix()]
+    moved = {*spinning, *shared}
+    rest = [item for item in items if item not in moved]
     first = next((at for at, item in enumerate(rest) if "/tests/vllm/" in item.path.as_posix()), len(rest))
-    items[:] = rest[:first] + shared + rest[first:]
+    items[:] = rest[:first] + spinning + shared + rest[first:]

@@ -11,6 +11,7 @@ import pytest
 from tests.support.fake_engine import FakeEngine, letters
 from tests.worker.support import Client, eventually, params, serving
 from tollbridge.engine.base import EngineRequest, StepOutput, TokenLogprobs
+from tollbridge.wire.params import Role
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 
@@ -213,14 +214,15 @@ async def test_the_report_is_that_of_the_first_choice(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "word"),
+    ("role", "body", "word"),
     [
-        ({"prompt": ["a", "b"], "kv_transfer_params": params("decode")}, "one prompt"),
-        ({"prompt": "a", "n": 2, "max_tokens": 1, "kv_transfer_params": params("prefill")}, "n 1"),
+        ("decode", {"prompt": ["a", "b"]}, "one prompt"),
+        ("prefill", {"prompt": "a", "n": 2, "max_tokens": 1}, "n 1"),
     ],
 )
-async def test_what_a_leg_cannot_have(client: Client, body: dict[str, Any], word: str) -> None:
-    status, answer = await client.post("/v1/completions", body)
+async def test_what_a_leg_cannot_have(client: Client, role: Role, body: dict[str, Any], word: str) -> None:
+    signed = params(role)  # now: they expire
+    status, answer = await client.post("/v1/completions", body | {"kv_transfer_params": signed})
     assert status == 400
     assert word in answer["error"]["message"]
 
