@@ -13,7 +13,7 @@ from tests.vllm.pair import Pair, Server, prompt
 from tests.vllm.routed import ask_router, routed
 from tollbridge.router.limits import Limits
 
-# NIXL's processes spin: on two cores a server may not answer for minutes, so this is run by `make faults`, not `make test`.
+# NIXL's processes spin: on two cores a server may not answer for minutes. So `make faults` runs this, not `make test`.
 pytestmark = [pytest.mark.vllm, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
 
 LEASE_S = 200.0  # a prefill keeps KV that nobody fetches so long; by default 30 s, which a busy machine may need
