@@ -16,8 +16,8 @@ from tollbridge.router.limits import Limits
 # NIXL's processes spin: on two cores a server may not answer for minutes. So `make faults` runs this, not `make test`.
 pytestmark = [pytest.mark.vllm, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
 
-LEASE_S = 200.0  # a prefill keeps KV that nobody fetches so long; by default 30 s, which a busy machine may need
-LIMITS = Limits(push_patience_s=LEASE_S, timeouts_until_lost=60)
+LEASE_S = 100.0  # a prefill keeps KV that nobody fetches so long; by default 30 s, which a busy machine may need
+LIMITS = Limits(push_patience_s=LEASE_S)
 
 
 @pytest.fixture(scope="module", params=["nixl", "nixl-push"])
