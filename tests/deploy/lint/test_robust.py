@@ -38,7 +38,7 @@ def test_a_manifest_with_anything_anywhere_is_judged(data: st.DataObject) -> Non
         if isinstance(holder, dict) and data.draw(st.booleans()):
             holder.pop(key, None)
         elif isinstance(holder, dict) or key < len(holder):
-            holder[key] = data.draw(st.sampled_from(ODD))
+            holder[key] = copy.deepcopy(data.draw(st.sampled_from(ODD)))  # ODD itself must not change
     objects = [Document(file="a.yaml", manifest=each) for each in documents if isinstance(each, dict)]
     for finding in judge_objects(objects):
         assert finding.what and finding.mend
@@ -51,3 +51,13 @@ def test_an_object_with_an_odd_spec_is_judged(kind: str, odd: Any) -> None:
     manifest = {"apiVersion": api.get(kind, "apps/v1" if kind == "Deployment" else "v1"), "kind": kind}
     for spec in ({"spec": odd}, {"metadata": odd, "data": odd}):
         judge({"a.yaml": yaml.safe_dump({**manifest, "metadata": {"name": "a"}, **spec})})
+
+
+def test_an_object_that_contains_itself_is_told() -> None:
+    (finding,) = judge({"a.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: &a\n  x: *a\n"})
+    assert (finding.rule, finding.what) == ("yaml", "line 5: the anchor 'a' contains itself")
+
+
+def test_an_anchor_used_twice_is_fine() -> None:
+    text = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a, labels: &a {x: y}, annotations: *a}\ndata: {x: y}\n"
+    assert judge({"a.yaml": text}) == []

@@ -15,7 +15,22 @@ SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice, as kubectl does, and leaves a date a text."""
+    """SafeLoader that refuses a key written twice and an anchor in itself, as kubectl does, and leaves a date a text."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._open: list[str | None] = []
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) and event.anchor in self._open:
+            raise yaml.composer.ComposerError(
+                None, None, f"the anchor {event.anchor!r} contains itself", event.start_mark
+            )
+        self._open.append(event.anchor)
+        node = super().compose_node(parent, index)
+        self._open.pop()
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Any] = set()
