@@ -15,7 +15,7 @@ SUFFIXES = (".yaml", ".yml", ".json")
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key written twice and an anchor in itself, as kubectl does, and keeps dates as texts."""
+    """SafeLoader that refuses a key written twice or an anchor in itself, as kubectl does, and leaves dates texts."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
