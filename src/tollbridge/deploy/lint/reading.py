@@ -22,10 +22,13 @@ class _Loader(yaml.SafeLoader):
         self._open: list[str | None] = []
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()
+        event = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) and event.anchor in self._open:
             raise yaml.composer.ComposerError(
-                None, None, f"the anchor {event.anchor!r} contains itself", event.start_mark
+                None,
+                None,
+                f"the anchor {event.anchor!r} contains itself",
+                event.start_mark,  # type: ignore[arg-type]
             )
         self._open.append(event.anchor)
         node = super().compose_node(parent, index)
