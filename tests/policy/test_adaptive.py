@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.policy.test_rules import KV
 from tollbridge.config.calibration import Calibration, DecodeFit, EngineCalibration, LinkCalibration, PrefillFit
 from tollbridge.config.cluster import SloConfig
+from tollbridge.cost.habits import Rate
 from tollbridge.cost.model import CostModel
 from tollbridge.errors import UnavailableError
 from tollbridge.policy.adaptive import adaptive
@@ -285,3 +286,42 @@ def test_any_state(
     if decision.choice == "local":
         assert terms["j_local"] <= terms["j_split"] + 0.02 + terms["ttft_sigma_s"] + 1.0
     assert terms["split_ttft_s"] >= 0.0 and terms["local_ttft_s"] > 0.0
+
+
+def test_a_long_prompt_joins_another_that_stops_the_streams_anyway() -> None:
+    """Over a slow link both are local. Four streams on either worker, and a long prompt waits at d0."""
+    d = {**BUSY, "num_running": 5, "waiting_prefill_tokens": 512}
+    model = cost(1e5)
+    model.stalling(512, 0.0)
+    decision = ask(512, fleet(model, *pair(BUSY, d)))
+    assert (decision.choice, decision.decode) == ("local", "d0")
+
+
+class Steady(Rate):
+    """So many a second, whenever one asks."""
+
+    def __init__(self, per_s: float) -> None:
+        self._steady = per_s
+
+    def per_s(self, now_s: float) -> float:
+        return self._steady
+
+
+def test_the_margin_is_in_requests_whatever_the_slo() -> None:
+    """Seconds that are not known well count as the share of the SLO that they are: all times three, the same choice."""
+    choices = []
+    for factor in (1.0, 3.0):
+        engine = EngineCalibration(
+            prefill=PrefillFit(alpha_s=0.02 * factor, beta_s_per_token=0.002 * factor, residual=0.4),
+            decode=DecodeFit(step_s=0.03 * factor, per_decode_s=0.001 * factor, residual=0.4),
+        )
+        links = {"hp>hd": LinkCalibration(goodput_bytes_per_s=2e7 / factor)}
+        slo = SloConfig(ttft_s=2.0 * factor, tpot_s=0.1 * factor, itl_p99_s=0.2 * factor)
+        model = CostModel.seeded(Calibration(engines={"p0": engine, "d0": engine}, links=links))
+        model.stalling(500, 0.0)
+        model.stalls = Steady(0.5 / factor)
+        for p in range(6):
+            view = FleetView(workers=pair({"num_running": p}, BUSY), pricing=Pricing(cost=model, slo=slo, explore=0.0))
+            choices.append([ask(n, view).choice for n in range(50, 1500, 50)])
+    assert choices[:6] == choices[6:]
+    assert {each for row in choices for each in row} == {"local", "split"}

@@ -70,6 +70,20 @@ def test_an_earlier_request_is_taken_off_when_it_ends() -> None:
     assert (load.figures().waiting_prefill_tokens, load.figures().num_running) == (1000, 3)
 
 
+def test_what_waited_when_the_worker_spoke_and_has_its_first_token_since_is_a_stream() -> None:
+    load = Load()
+    works = [Work(prefill_tokens=10, sent_s=9.0) for _ in range(5)]
+    for work in works:
+        load.begin(work)
+    load.told(msgspec.structs.replace(TOLD, num_running=1, num_waiting=4), 10.0)
+    assert load.figures().num_running == 1
+    for work in works[:3]:
+        load.prefilled(work)
+    assert load.figures().num_running == 3
+    load.end(works[0])
+    assert load.figures().num_running == 2
+
+
 def test_figures_are_never_negative() -> None:
     load = Load()
     work = Work(prefill_tokens=5000, sent_s=9.0)

@@ -34,7 +34,7 @@ def adaptive(request: RequestView, fleet: FleetView) -> Decision:
     local = min(with_room or locals_, key=_cost)
     veto, pairs = _pairs(request, fleet, estimator, sides)
     split = _best_split(estimator, pairs, local.cost)
-    if split is not None and _pays(split, local):
+    if split is not None and _pays(split, local, fleet.pricing.slo.ttft_s):
         decision = _decision(request, estimator, split, local, split, "split_pays")
         # Only here: who wants a split for another reason than its price wants it at any price.
         return msgspec.structs.replace(
@@ -118,9 +118,9 @@ def _best_split(estimator: Estimator, pairs: list[tuple[Side, Side]], bound: flo
     return best
 
 
-def _pays(split: Candidate, local: Candidate) -> bool:
+def _pays(split: Candidate, local: Candidate, slo_s: float) -> bool:
     sigma = max(split.sigma_s, local.sigma_s)
-    margin = TIE + MARGIN_SIGMAS * min(sigma, abs(split.ttft_s - local.ttft_s))
+    margin = TIE + MARGIN_SIGMAS * min(sigma, abs(split.ttft_s - local.ttft_s)) / slo_s
     return split.cost + margin < local.cost
 
 

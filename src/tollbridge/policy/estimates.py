@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from tollbridge.cost.engine import DEFAULT_BUDGET, num_steps
+from tollbridge.cost.engine import DEFAULT_BUDGET, EngineModel, num_steps
 from tollbridge.cost.model import DEFAULT_OUTPUT_TOKENS, CostModel
 from tollbridge.cost.toll import PIECES_PER_CHUNK, last_arrival_closed_s
 from tollbridge.policy.home import home_of
@@ -120,7 +120,7 @@ class Estimator:
             prefill_cost += running * slowed_s / self.usual_output / self._tpot_slo_s
             chunk = min(computed, budget)
             if engine.step_s(running, chunk, self.num_tokens - chunk) > self.pricing.slo.itl_p99_s:
-                prefill_cost += MISS * running
+                prefill_cost += MISS * self._newly_broken(engine, running, waiting, budget)
         own_step_s = step_s + engine.rho_s
         tokens, free = self.num_tokens + self.output_tokens, worker.free_kv_tokens
         return Side(
@@ -138,6 +138,14 @@ class Estimator:
             free is None or free >= tokens,
             running,
         )
+
+    def _newly_broken(self, engine: EngineModel, running: int, waiting: int, budget: int) -> float:
+        """Return how many streams a prefill that breaks gaps breaks: not those that one before it breaks anyway."""
+        chunk = min(waiting, budget)
+        if not waiting or engine.step_s(running, chunk, waiting - chunk) <= self.pricing.slo.itl_p99_s:
+            return running
+        usual = max(1.0, self.cost.stall_tokens.value(float(waiting)))
+        return min(float(running), max(1.0, waiting / usual))
 
     def _decode_cost(self, worker: WorkerView, step_s: float, slower_s: float, tokens: float) -> float:
         """Return what one more stream costs: `slower_s` is what it slows the others by, and they it."""

@@ -149,13 +149,18 @@ class Load:
         return Figures(
             waiting_prefill_tokens=self._waiting_in_report()
             + sum(work.prefill_tokens for work in unseen if not work.prefilled),
-            num_running=max(report.num_running - self._ended, 0) + sum(1 for work in unseen if work.decodes),
+            num_running=self._running(unseen),
             free_kv_tokens=self._free(sum(work.kv_tokens for work in unseen)),
             num_sending=num_sending,
             sending_bytes=sending_bytes,
             num_receiving=num_receiving,
             receiving_bytes=receiving_bytes,
         )
+
+    def _running(self, unseen: list[Work]) -> int:
+        """What waited when the worker spoke may decode now: ours whose first token came are the least."""
+        told = max(self.report.num_running - self._ended, 0) + sum(1 for work in unseen if work.decodes)
+        return max(told, sum(1 for work in self._works if work.decodes and work.prefilled))
 
     def _free(self, taken: int) -> int | None:
         free, total = self.report.free_kv_tokens, self.report.total_kv_tokens
