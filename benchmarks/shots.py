@@ -1,4 +1,4 @@
-"""Pictures of the dashboard for docs/img: `python benchmarks/shots.py FOLDER`, two sizes in light and dark.
+"""Pictures for docs/img: `python benchmarks/shots.py FOLDER`: the dashboard in two sizes, light and dark; a plan.
 
 A real stack under load: two embedded workers with a tiny model, short chats and long prompts, a link of 10 MB/s, and
 SLOs as tight as such a model is quick. About a minute and a half on two idle cores.
@@ -24,9 +24,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # so that the file runs from
 from benchmarks.support import browser
 from tollbridge.bench.fleet import running
 from tollbridge.engine.tiny import make_tiny_model
+from tollbridge.plan.inputs import read_plan
+from tollbridge.plan.page import page
+from tollbridge.plan.plan import make_plan
 
 SIZES = {"wide": (1440, 900), "narrow": (390, 844)}
 SCHEMES = ("light", "dark")
+PLAN = Path(__file__).parent / "plans" / "qwen2.5-7b-l40s.yaml"
 WARM_S, LOAD_S = 12.0, 75.0
 CHATS_PER_S, LONG_PER_S = 1.6, 0.7
 COLOURS = 200  # of a picture that is to be small
@@ -58,24 +62,34 @@ async def main(folder: Path) -> None:
                 for scheme in SCHEMES
             }
             await asyncio.sleep(LOAD_S - WARM_S)
-            for (size, scheme), page in pages.items():
-                await page.bring_to_front()
+            for (size, scheme), shown in pages.items():
+                await shown.bring_to_front()
                 await asyncio.sleep(1.5)
-                _save(await page.screenshot(full_page=True), folder / f"ui-{size}-{scheme}.png")
+                _save(await shown.screenshot(full_page=True), folder / f"ui-{size}-{scheme}.png")
                 if (size, scheme) == ("wide", "light"):
-                    _save(await page.screenshot(), folder / "ui.png")  # what is seen at first
+                    _save(await shown.screenshot(), folder / "ui.png")  # what is seen at first
             load.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await load
+            await _plan(chromium, Path(models), folder)
             await chromium.close()
 
 
 async def _open(chromium: Any, url: str, size: str, scheme: str) -> Any:
     width, height = SIZES[size]
     context = await chromium.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-    page = await context.new_page()
-    await page.goto(f"{url}/ui/")
-    return page
+    shown = await context.new_page()
+    await shown.goto(f"{url}/ui/")
+    return shown
+
+
+async def _plan(chromium: Any, made: Path, folder: Path) -> None:
+    """Take the page of `tollbridge plan` for one of the published attempts."""
+    (made / "plan.html").write_text(page(make_plan(read_plan(PLAN))))
+    context = await chromium.new_context(viewport={"width": 1100, "height": 860})
+    shown = await context.new_page()
+    await shown.goto((made / "plan.html").as_uri())
+    _save(await shown.screenshot(), folder / "plan.png")
 
 
 async def _load(url: str) -> None:

@@ -29,8 +29,8 @@ def test_one_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "plan.html"
     assert run(["plan", str(PLANS / "qwen3-0.6b-1gbe.yaml"), "--html", str(page)]) == 0
     html = page.read_text()
-    assert "<h1>Do not split</h1>" in html
-    assert html.count("<svg") == 2
+    assert "<h1>Do not split, on either of these links.</h1>" in html
+    assert html.count("<svg") == 4
     assert "http://" not in html.replace("http://www.w3.org", "")
     assert "killed in request" in html
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ class EngineInput(_Section, frozen=True, kw_only=True):
 class LinkInput(_Section, frozen=True, kw_only=True):
     """`goodput` is one rate, or the lowest and the highest."""
 
-    name: str = "link"
+    name: str | None = None  # None: by its rate
     goodput: str | float | list[str | float]
 
 
@@ -139,12 +140,12 @@ def size(value: str | float, param: str) -> float:
 
 def _link(link: LinkInput) -> Link:
     given = link.goodput if isinstance(link.goodput, list) else [link.goodput]
-    rates = [parse_rate(value, f"links.{link.name}.goodput") for value in given]
-    if not 1 <= len(rates) <= 2 or min(rates) <= 0:
-        raise ConfigError(
-            f"links.{link.name}.goodput must be one rate above 0, or the lowest and the highest.", param="links"
-        )
-    return Link(name=link.name, low=min(rates), high=max(rates))
+    param = f"links.{link.name}.goodput" if link.name else "goodput"
+    rates = [parse_rate(value, param) for value in given]
+    if not 1 <= len(rates) <= 2 or not 0 < min(rates) <= max(rates) < math.inf:
+        raise ConfigError(f"{param} must be one rate above 0, or the lowest and the highest.", param="links")
+    name = link.name or f"a link of {'–'.join(str(value) for value in given)}"
+    return Link(name=name, low=min(rates), high=max(rates))
 
 
 def _in_cache(name: str) -> Path | None:

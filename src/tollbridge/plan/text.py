@@ -10,6 +10,7 @@ from rich.text import Text
 from tollbridge.config.quantity import show_bytes, show_rate, show_seconds
 from tollbridge.plan.memory import Memory
 from tollbridge.plan.plan import Kv, Length, OnLink, Plan
+from tollbridge.plan.ratio import Ratio
 
 COLOURS = {"do not split": "bold red", "split some requests": "bold yellow", "split": "bold green"} | {
     "never": "red",
@@ -21,7 +22,7 @@ COLOURS = {"do not split": "bold red", "split some requests": "bold yellow", "sp
 
 def render(plan: Plan) -> RenderableType:
     """Return what `rich` prints: sizes first, then a verdict per link with the terms that led to it."""
-    parts: list[RenderableType] = [_kv(plan.kv)]
+    parts: list[RenderableType] = [Text(kv_text(plan.kv))]
     for link in plan.links:
         parts += [Text(""), *_link(link)]
     if not plan.links:
@@ -37,7 +38,8 @@ def render(plan: Plan) -> RenderableType:
     return Group(*parts)
 
 
-def _kv(kv: Kv) -> Text:
+def kv_text(kv: Kv) -> str:
+    """Return the bytes of a token and of some requests."""
     text = f"KV of {kv.model_type} in {kv.dtype}: {kv.bytes_per_token:,} bytes a token"
     if kv.bytes_per_token_long != kv.bytes_per_token:
         text += f", {kv.bytes_per_token_long:,} beyond the window of {', '.join(map(str, kv.windows))} tokens"
@@ -46,7 +48,7 @@ def _kv(kv: Kv) -> Text:
     at = ", ".join(
         f"{int(tokens):,}: {show_bytes(size)}" for tokens, size in sorted(kv.bytes_at.items(), key=lambda i: int(i[0]))
     )
-    return Text(f"{text}.\nA request of {at}.")
+    return f"{text}.\nA request of {at}."
 
 
 def _link(link: OnLink) -> list[RenderableType]:
@@ -54,26 +56,33 @@ def _link(link: OnLink) -> list[RenderableType]:
     title = Text.assemble(
         (verdict.answer.capitalize(), COLOURS[verdict.answer]), f" on {link.link.name}. {verdict.why}"
     )
-    low, high = link.break_even_bytes_per_s
-    lines: list[RenderableType] = [title, Text(f"Break-even: {show_rate(low)} to {show_rate(high)}."), _table(link)]
+    lines: list[RenderableType] = [title, Text(f"Break-even: {break_even_text(link)}."), _table(link)]
     lines += [Text(f"{length.terms.prompt_tokens:,} tokens: {length.verdict.why}") for length in link.lengths]
     if link.ratio is not None:
-        ratio = link.ratio
-        lines.append(
-            Text(
-                f"If you split at {ratio.requests_per_s:.3g} requests/s: {ratio.prefill} prefill to {ratio.decode} "
-                f"decode (needed: {ratio.prefill_needed:.2g} and {ratio.decode_needed:.2g} GPUs), "
-                f"{100 * ratio.link_use:.0f} % of a prefill worker's link."
-            )
-        )
+        lines.append(Text(ratio_text(link.ratio)))
     return lines
+
+
+def break_even_text(link: OnLink) -> str:
+    """Return the rate at which the wire keeps up with prefill, over the lengths."""
+    low, high = map(show_rate, link.break_even_bytes_per_s)
+    return low if low == high else f"{low} to {high}"
+
+
+def ratio_text(ratio: Ratio) -> str:
+    """Return how many GPUs should prefill."""
+    return (
+        f"If you split at {ratio.requests_per_s:.3g} requests/s: {ratio.prefill} prefill to {ratio.decode} "
+        f"decode (needed: {ratio.prefill_needed:.2g} and {ratio.decode_needed:.2g} GPUs), "
+        f"{100 * ratio.link_use:.0f} % of a prefill worker's link."
+    )
 
 
 def _table(link: OnLink) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("prompt", "KV", "prefill", "toll", "TTFT split", "longest gap", "pays from"):
         table.add_column(name, justify="right")
-    table.add_column("verdict")
+    table.add_column("verdict", min_width=len("sometimes"))
     for length in link.lengths:
         table.add_row(*_row(length), Text(length.verdict.answer, style=COLOURS[length.verdict.answer]))
     return table
@@ -112,6 +121,9 @@ def memory_text(memory: Memory) -> Text:
 
 
 def interval(pair: tuple[float, float]) -> str:
-    """Return "2.33 s" or "2.33 s–2.47 s"."""
-    best, worst = pair
-    return show_seconds(best) if worst <= best * 1.005 else f"{show_seconds(best)}–{show_seconds(worst)}"
+    """Return "2.33 s", "2.33–2.47 s" or "908 ms–1.23 s"."""
+    best, worst = map(show_seconds, pair)
+    if pair[1] <= pair[0] * 1.005:
+        return best
+    number, unit = best.split(" ")
+    return f"{number}–{worst}" if worst.endswith(f" {unit}") else f"{best}–{worst}"

@@ -75,8 +75,11 @@ def conclude(setting: Setting, lengths: Sequence[tuple[Terms, LengthVerdict]]) -
         return _do_not_split(setting, lengths)
     if len(paying) == len(lengths) and all(verdict.answer == "always" for _, verdict in lengths):
         return Verdict(answer="split", why="At every length a split costs less than it spares others.")
-    shown = ", ".join(str(tokens) for tokens in paying)
-    why = f"Splits of {shown} tokens can pay here, the others do not: let the router decide per request."
+    if len(paying) == len(lengths):
+        why = "A split of any of these lengths can pay here, depending on the load: let the router decide per request."
+    else:
+        shown = ", ".join(f"{tokens:,}" for tokens in paying)
+        why = f"Splits of {shown} tokens can pay here, the others do not: let the router decide per request."
     return Verdict(answer="split some requests", why=why)
 
 
@@ -142,19 +145,14 @@ def _do_not_split(setting: Setting, lengths: Sequence[tuple[Terms, LengthVerdict
             flips_at_bytes_per_s=min(flips) if flips else None,
         )
     why = (
-        f"At no length does a split spare others what it costs on {setting.link.name} "
-        f"({show_rate(setting.link.low)} at least). The KV crosses a link as fast as it is computed from "
-        f"{show_rate(min(break_even))} on"
+        f"At no length does a split spare others what it costs: the link carries {show_rate(setting.link.low)}, "
+        f"prefill makes KV at {show_rate(min(break_even))}"
     )
     if flips:
-        return Verdict(
-            answer="do not split", why=f"{why}; the first split would pay at {show_rate(min(flips))}.",
-            flips_at_bytes_per_s=min(flips),
-        )  # fmt: skip
-    return Verdict(
-        answer="do not split",
-        why=f"{why}, but at this load no link makes a split pay: prefills are short, or streams beside them few.",
-    )
+        why += f" or more, and the first split would pay at {show_rate(min(flips))}."
+        return Verdict(answer="do not split", why=why, flips_at_bytes_per_s=min(flips))
+    why += " or more, and at this load no link makes a split pay: prefills are short, or streams beside them few."
+    return Verdict(answer="do not split", why=why)
 
 
 def _allowed_s(setting: Setting, terms: Terms) -> float:

@@ -33,7 +33,9 @@ class Section:
     title: str
     text: str = ""
     figures: Sequence[str] = ()  # SVG
+    side_by_side: bool = False  # the figures, where there is room
     table: Table | None = None
+    points: Sequence[str] = ()
     note: str = ""
 
 
@@ -49,3 +51,4 @@ class Document:
     warnings: Sequence[str] = ()
     conditions: dict[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    footer: str = "How it was measured"  # the heading over notes and conditions

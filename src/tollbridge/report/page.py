@@ -18,10 +18,11 @@ def page(document: Document) -> str:
         f"<title>{escape(document.title)}</title><style>{_STYLE.read_text()}</style></head><body>",
         f'<header><p class="title">{escape(document.title)}</p><h1>{escape(document.headline)}</h1>',
         *(f'<p class="lead">{escape(sentence)}</p>' for sentence in document.lead),
-        "</header>",
+        "</header><main>",
         *(f'<p class="warning">{escape(sentence)}</p>' for sentence in document.warnings),
         '<div class="tiles">' + "".join(map(_tile, document.tiles)) + "</div>" if document.tiles else "",
         *map(_section, document.sections),
+        "</main>",
         _conditions(document),
         "</body></html>\n",
     ]
@@ -39,26 +40,41 @@ def _section(section: Section) -> str:
     parts = [f"<section><h2>{escape(section.title)}</h2>"]
     if section.text:
         parts.append(f"<p>{escape(section.text)}</p>")
-    parts += [f"<figure>{figure}</figure>" for figure in section.figures]
+    parts.append(_figures(section))
     if section.table is not None:
-        parts.append(_table(section.table))
+        parts.append(_table(section.table, section.title))
+    if section.points:
+        parts.append("<ul>" + "".join(f"<li>{escape(point)}</li>" for point in section.points) + "</ul>")
     if section.note:
         parts.append(f'<p class="note">{escape(section.note)}</p>')
     return "".join([*parts, "</section>"])
 
 
-def _table(table: Table) -> str:
-    head = "".join(f"<th>{escape(column)}</th>" for column in table.columns)
+def _figures(section: Section) -> str:
+    figures = "".join(f"<figure>{figure}</figure>" for figure in section.figures)
+    return f'<div class="pair">{figures}</div>' if section.side_by_side else figures
+
+
+def _table(table: Table, title: str) -> str:
+    """Return the table; each cell also names its column, for screens too narrow for columns (page.css)."""
+    head = "".join(f'<th scope="col">{escape(column)}</th>' for column in table.columns)
     rows = "".join(
         f"<tr{' class=best' if at in table.best else ''}>"
-        + "".join(f"<td>{escape(cell)}</td>" for cell in row)
+        + "".join(
+            f'<td data-column="{escape(column)}"><span>{escape(cell)}</span></td>'
+            for column, cell in zip(table.columns, row, strict=True)
+        )
         + "</tr>"
         for at, row in enumerate(table.rows)
     )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(title)}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+    )
 
 
 def _conditions(document: Document) -> str:
     rows = "".join(f"<dt>{escape(key)}</dt><dd>{escape(value)}</dd>" for key, value in document.conditions.items())
     notes = "".join(f"<p>{escape(note)}</p>" for note in document.notes)
-    return f"<footer><h2>How it was measured</h2>{notes}<dl>{rows}</dl></footer>"
+    terms = f"<dl>{rows}</dl>" if rows else ""
+    return f"<footer><h2>{escape(document.footer)}</h2>{notes}{terms}</footer>"

@@ -36,7 +36,7 @@ def stems(
     x_max = max((x for _, _, points in strips for x, _ in points), default=1.0) or 1.0
     y_max = 1.08 * max((y for _, _, points in strips for _, y in points), default=1.0)
     total = top + len(strips) * (height + gap) + bottom - gap + 8
-    parts = [_open(total)]
+    parts = [_open(total, f"{y_label} by {x_label}")]
 
     def across(x: float) -> float:
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * x / x_max
@@ -59,22 +59,25 @@ def stems(
     return "".join([*parts, "</svg>"])
 
 
-def bars(items: Sequence[tuple[str, float, str, int]], *, title: str = "") -> str:
+def bars(
+    items: Sequence[tuple[str, float, str, int]], *, title: str = "", width: int = _WIDTH, label_width: int = 250,
+    written_width: int = 190,
+) -> str:  # fmt: skip
     """Return horizontal bars for (label, value, what is written at its end, colour)."""
     top, step = (30 if title else 6), 34
-    parts = [_open(top + step * len(items) + 4)]
+    parts = [_open(top + step * len(items) + 4, title or ", ".join(label for label, _, _, _ in items), width)]
     if title:
         parts.append(_text(0, 16, title, weight=650))
-    label_width, room = 250, _WIDTH - 250 - 190
+    room = width - label_width - written_width
     most = max((value for _, value, _, _ in items if math.isfinite(value)), default=1.0) or 1.0
     for at, (label, value, written, shade) in enumerate(items):
         y = top + step * at
-        width = room * value / most if math.isfinite(value) else 0.0
+        length = room * value / most if math.isfinite(value) else 0.0
         parts += [
             _text(label_width - 10, y + 19, label, "end"),
-            f'<rect x="{label_width}" y="{y + 3}" width="{max(2.0, width):.1f}" height="24" rx="3" '
+            f'<rect x="{label_width}" y="{y + 3}" width="{max(2.0, length):.1f}" height="24" rx="3" '
             f'fill="{colour(shade)}"/>',
-            _text(label_width + max(2.0, width) + 8, y + 20, written, weight=650),
+            _text(label_width + max(2.0, length) + 8, y + 20, written, weight=650),
         ]
     return "".join([*parts, "</svg>"])
 
@@ -87,7 +90,7 @@ def intervals(rows: Sequence[Interval], *, left: str = "", right: str = "") -> s
     top, step, label_width, room = 30, 30, 270, _WIDTH - 270 - 150
     finite = [v for _, mean, low, high, _ in rows for v in (mean, low, high) if 0 < v < math.inf]
     reach = max(abs(math.log(v)) for v in [*finite, 1.25]) * 1.1
-    parts = [_open(top + step * len(rows) + 30)]
+    parts = [_open(top + step * len(rows) + 30, f"{left or 'below 1'}, or {right or 'above 1'}")]
 
     def across(ratio: float) -> float:
         bounded = min(reach, max(-reach, math.log(ratio) if ratio > 0 else -reach))
@@ -121,54 +124,62 @@ def intervals(rows: Sequence[Interval], *, left: str = "", right: str = "") -> s
 def lines(
     curves: Mapping[str, Points], *, x_label: str, y_label: str, limits: Mapping[str, float] | None = None,
     log_x: bool = False, log_y: bool = False, marks: Mapping[str, float] | None = None, dots: bool = True,
+    width: int = _WIDTH,
 ) -> str:  # fmt: skip
     """Return curves by label; `limits` are horizontal, `marks` vertical dashed lines. NaN is left out."""
     limits, marks = limits or {}, marks or {}
     kept = {label: [p for p in points if all(map(math.isfinite, p))] for label, points in curves.items()}
     xs = [x for points in kept.values() for x, _ in points] + list(marks.values())
     ys = [y for points in kept.values() for _, y in points] + list(limits.values())
-    top, bottom, height = 34, 44, 360
+    right = width - _RIGHT
+    legend, rows = _legend(list(kept), y_label, right)
+    top, bottom = 16 + 18 * rows, 44
+    height = 326 + top
     axis_x, axis_y = _Axis(xs, log_x), _Axis([y * 1.06 for y in ys], log_y)
     base = height - bottom
 
     def across(x: float) -> float:
-        return _LEFT + (_WIDTH - _LEFT - _RIGHT) * axis_x.share(x)
+        return _LEFT + (right - _LEFT) * axis_x.share(x)
 
     def up(y: float) -> float:
         return base - (base - top) * axis_y.share(y)
 
-    parts = [_open(height)]
+    parts = [_open(height, f"{y_label} by {x_label}", width), *legend]
     for value in axis_y.ticks():
         parts += [
-            _rule(_LEFT, up(value), _WIDTH - _RIGHT, up(value)),
+            _rule(_LEFT, up(value), right, up(value)),
             _text(_LEFT - 6, up(value) + 4, _short(value), "end", soft=True),
         ]
-    for value in axis_x.ticks():
+    for value in axis_x.ticks(most=width // 90):
         parts.append(_text(across(value), base + 18, _short(value), "middle", soft=True))
     for label, value in limits.items():
-        parts += [
-            _dashed(_LEFT, up(value), _WIDTH - _RIGHT, up(value)),
-            _text(_WIDTH - _RIGHT, up(value) - 5, label, "end"),
-        ]
+        parts += [_dashed(_LEFT, up(value), right, up(value)), _text(right, up(value) - 5, label, "end")]
     for label, value in marks.items():
         parts += [
             _dashed(across(value), top, across(value), base),
             _text(across(value) + 5, top + 12, label),
         ]
-    x_legend = float(_LEFT)
-    for at, (label, points) in enumerate(kept.items()):
+    for at, points in enumerate(kept.values()):
         path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour(at)}" stroke-width="2.2"/>')
         if dots:
             parts += [f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="4" fill="{colour(at)}"/>' for x, y in points]
-        parts.append(f'<rect x="{x_legend:.0f}" y="4" width="12" height="12" rx="2" fill="{colour(at)}"/>')
-        parts.append(_text(x_legend + 18, 15, label))
-        x_legend += 34 + 7.2 * len(label)
-    parts += [
-        _text(_WIDTH - _RIGHT, height - 6, x_label, "end", soft=True),
-        _text(_WIDTH - _RIGHT, 15, y_label, "end", soft=True),
-    ]
+    parts.append(_text(right, height - 6, x_label, "end", soft=True))
     return "".join([*parts, "</svg>"])
+
+
+def _legend(labels: Sequence[str], y_label: str, right: float) -> tuple[list[str], int]:
+    """Return the legend with the name of the y axis at its right, and its rows: as many as the labels need."""
+    parts, x, row = [_text(right, 15, y_label, "end", soft=True)], float(_LEFT), 0
+    for at, label in enumerate(labels):
+        needed = 34 + 7.2 * len(label)
+        if x + needed > right - (7.2 * len(y_label) if row == 0 else 0.0) and (x > _LEFT or row == 0):
+            x, row = float(_LEFT), row + 1
+        y = 18 * row
+        parts.append(f'<rect x="{x:.0f}" y="{y + 4}" width="12" height="12" rx="2" fill="{colour(at)}"/>')
+        parts.append(_text(x + 18, y + 15, label))
+        x += needed
+    return parts, row + 1
 
 
 class _Axis:
@@ -187,12 +198,14 @@ class _Axis:
             return math.log(max(value, self._low) / self._low) / math.log(self._high / self._low)
         return (value - self._low) / (self._high - self._low)
 
-    def ticks(self) -> list[float]:
+    def ticks(self, most: int = 10) -> list[float]:
+        """Return round values; on a logarithmic axis powers of ten alone where more would be more than `most`."""
         if not self._log:
-            return _ticks(self._low, self._high, 5)
+            return _ticks(self._low, self._high, min(5, most))
         first, last = math.floor(math.log10(self._low)), math.ceil(math.log10(self._high))
         every = [m * 10.0**e for e in range(first, last + 1) for m in (1, 2, 5)]
-        return [value for value in every if self._low <= value <= self._high]
+        shown = [value for value in every if self._low <= value <= self._high]
+        return shown if len(shown) <= most else [value for value in shown if f"{value:.0e}"[0] == "1"]
 
 
 def _ticks(low: float, high: float, about: int) -> list[float]:
@@ -216,9 +229,10 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == round(value) else f"{value:.3g}"
 
 
-def _open(height: float) -> str:
+def _open(height: float, label: str, width: int = _WIDTH) -> str:
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:.0f}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height:.0f}" role="img" '
+        f'aria-label="{escape(label)}" '
         'font-family="system-ui,sans-serif" font-size="13">'
     )
 
