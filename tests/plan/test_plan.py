@@ -214,7 +214,7 @@ def test_prefill_goes_through_its_points() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"links": [{"goodput": "0 MB/s"}]}, "links.link.goodput"),
+        ({"links": [{"goodput": "0 MB/s"}]}, "goodput must be one rate above 0"),
         ({"links": [{"goodput": ["1 MB/s", "2 MB/s", "3 MB/s"]}]}, "lowest and the highest"),
         ({"engine": {"gpu": "abacus"}}, "abacus"),
         ({"kv_dtype": "int3"}, "int3"),
