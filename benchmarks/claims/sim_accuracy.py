@@ -94,11 +94,11 @@ def predict(measured: dict[str, Any], names: Sequence[str], blocks: int, window_
     return {"window_s": window_s, "records": [{name: record[name] for name in kept} for record in records]}
 
 
-def collect(names: Sequence[str], *, minutes: float, out: Path = OUT) -> None:
+def collect(names: Sequence[str], *, minutes: float, blocks: int = BLOCKS, out: Path = OUT) -> None:
     """Run the windows of these cells that `out` lacks, for about so many minutes."""
     commit = _committed(PREDICTIONS)
     predictions = json.loads(PREDICTIONS.read_text())
-    _drive(names, BLOCKS, predictions["window_s"], json.loads(MEASURED.read_text()), out, 60 * minutes)
+    _drive(names, blocks, predictions["window_s"], json.loads(MEASURED.read_text()), out, 60 * minutes)
     with out.open("a") as file:
         digest = hashlib.sha256(PREDICTIONS.read_bytes()).hexdigest()
         file.write(json.dumps({"kind": "predicted", "commit": commit, "sha256": digest}) + "\n")
@@ -241,6 +241,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="One step; see the head of the file.")
     parser.add_argument("step", choices=["calibrate", "predict", "run"])
     parser.add_argument("--cells", default=",".join(cell.name for cell in grid()))
+    parser.add_argument("--blocks", type=int, default=BLOCKS, help="of `run`: only the first ones")
     parser.add_argument("--minutes", type=float, default=8.0, help="no window begins later")
     options = parser.parse_args()
     if options.step == "calibrate":
@@ -249,7 +250,7 @@ def main() -> None:
         made = predict(json.loads(MEASURED.read_text()), [cell.name for cell in grid()], BLOCKS, WINDOW_S)
         PREDICTIONS.write_text(json.dumps(made) + "\n")
     else:
-        collect(options.cells.split(","), minutes=options.minutes)
+        collect(options.cells.split(","), minutes=options.minutes, blocks=options.blocks)
 
 
 if __name__ == "__main__":
