@@ -309,5 +309,6 @@ def test_long_ids_are_decoded_as_far_as_they_are_looked_up() -> None:
     index.stored("w", block_hashes=[1, 2], parent=None, token_ids=ids[:32], block_size=16)
     broken = LongIds(json.dumps(ids).encode()[:-1] + b", -1]", b"")
     assert index.match(broken) == {"w": 32}
-    assert broken._data is None, "nobody looked behind the head"
-    assert len(list(broken.hashes(16))) == len(broken._head) // 64, "what is wrong ends the prompt with its head"
+    assert len(broken._data) < 4 * 200, "nobody looked behind the first piece"
+    known = list(Content.of_tokens(ids).hashes(16))
+    assert list(broken.hashes(16)) == known[: len(broken._data) // 64], "what is wrong ends the prompt before it"

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import ExitStack
+
 import pytest
 
 from tollbridge.clock import ManualClock
@@ -154,3 +157,44 @@ def test_an_adapter_is_told_from_its_base() -> None:
     f, _ = fleet()
     f["p0"].models = ({"id": "base", "parent": None}, {"id": "lora", "parent": "base"})
     assert [f.adapter(name) for name in ("base", "lora", "else", None)] == [None, "lora", None, None]
+
+
+def test_a_view_is_made_again_only_when_something_has_changed() -> None:
+    f, clock = fleet()
+    up(f, "p0", "d0")
+    worker = f["d0"]
+
+    def changes() -> list[Callable[[], object]]:
+        stack = ExitStack()
+        return [
+            lambda: setattr(worker, "kv", ("d0", 7801)),
+            lambda: stack.enter_context(f.serving(worker, "decode", prefill_tokens=7, kv_tokens=9)),
+            lambda: worker.load.told(Report(num_running=3, free_kv_tokens=100), clock.monotonic()),
+            lambda: f.begin_transfer(f["p0"], worker, 64),
+            lambda: f.doubt(worker),
+            lambda: clock.advance(0.3),  # suspicion fades
+            lambda: setattr(worker, "ready", False),
+            stack.close,
+        ]
+
+    for change in changes():
+        before = f.view_of(worker)
+        assert f.view_of(worker) is before
+        change()
+        f.check()
+        assert f.view_of(worker) != before
+
+
+def test_who_serves_a_model_is_known_at_once() -> None:
+    f, _ = fleet()
+    up(f, "p0", "d0")
+    assert [worker.name for worker in f.serving_model("m")] == ["p0", "d0"]
+    f["d0"].models = ({"id": "n"}, {"id": "lora", "parent": "n"})
+    assert [worker.name for worker in f.serving_model("n")] == ["d0"]
+    assert (f.adapter("lora"), f.adapter("n"), f.adapter(None)) == ("lora", None, None)
+    left = f["p0"]
+    f.leave(left)
+    entered = f.enter(TWO[0])
+    entered.models = left.models
+    assert f.serving_model("m") == [entered], "the same name and cards, but not the same worker"
+    assert list(f.serving_model(None)) == list(f)

@@ -46,7 +46,8 @@ class EngineModel:
         chunks_s = num_chunks * self._alpha_s + num_tokens * (
             self._beta_s + self._gamma_s * (context + 0.5 * num_tokens)
         )
-        return num_chunks * self.rho_s * num_decodes + max(num_chunks * self.delta_s, chunks_s)
+        least_s = num_chunks * self.delta_s
+        return num_chunks * self.rho_s * num_decodes + (chunks_s if chunks_s > least_s else least_s)
 
     def step_s(self, num_decodes: float, chunk: float = 0.0, context: float = 0.0) -> float:
         """Return s(R, c): seconds of one step."""

@@ -69,11 +69,12 @@ class PrefixIndex:
         masks, alive, depth = self._masks, -1, 0
         for name in content.hashes(block_size):
             mask = masks.get(name, 0)
-            if alive & ~mask and alive != -1:
-                self._note(alive & ~mask, depth, found)
-            alive &= mask
-            if not alive:
-                return
+            if alive & mask != alive:  # somebody does not have this one
+                if alive != -1:
+                    self._note(alive & ~mask, depth, found)
+                alive &= mask
+                if not alive:
+                    return
             depth += block_size
         if alive != -1:
             self._note(alive, depth, found)

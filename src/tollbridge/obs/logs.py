@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from functools import lru_cache
 from typing import TextIO
 
 import msgspec
@@ -19,10 +20,20 @@ def configure(*, level: str = "INFO", json: bool = False, stream: TextIO | None 
     """Send the records of `tollbridge.*` and the warnings of others to `stream` (default stderr), once per process."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if json else KeyValueFormatter())
+    _leave_out_what_no_line_has()
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("tollbridge").setLevel(level)
+
+
+def _leave_out_what_no_line_has() -> None:
+    """Tell the library not to find out process, thread and caller of each record: a third of what a line costs.
+
+    As its manual says under "Optimization".
+    """
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None  # type: ignore[attr-defined]
 
 
 def request_line(logger: logging.Logger, **fields: Value) -> None:
@@ -75,4 +86,9 @@ def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
 
 
 def _utc(at_s: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_s)) + f".{int(at_s % 1 * 1000):03d}Z"
+    return f"{_second(int(at_s))}.{int(at_s % 1 * 1000):03d}Z"
+
+
+@lru_cache(maxsize=8)
+def _second(at_s: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_s))

@@ -21,6 +21,8 @@ MAX_PAIRS = 24  # priced at most, in the order of what they cost at least
 MAX_EXPLORED = 4  # pairs that are priced for it
 EXPLORE_MAX_COST = 0.5  # in requests
 
+_Entry = tuple[float, str, Side]  # what decoding there costs, where
+
 
 def adaptive(request: RequestView, fleet: FleetView) -> Decision:
     """Return the cheapest way to serve `request`, explained. Deterministic: exploration is drawn from its id."""
@@ -73,23 +75,19 @@ def _pairs(
     floors = {sender.name: estimator.least_split_cost(sides[sender.name]) for sender, _ in found}
     found.sort(key=lambda each: (floors[each[0].name], each[0].name))
     orders = _decode_orders(found, sides)
-    ranked: list[tuple[float, str, str]] = []
+    ranked: list[tuple[float, str, str, Side, Side]] = []  # names are unique: sides are never compared
     for sender, _ in found[:MAX_EACH]:
         floor, name, prefill = floors[sender.name], sender.name, sides[sender.name]
-        by_cost, by_cached = orders[sender.connector]
-        best = [side for side in by_cost if side is not prefill][:MAX_EACH]
-        most_cached = next((side for side in by_cached if side is not prefill), None)
-        if most_cached is not None and all(side is not most_cached for side in best):
-            best.append(most_cached)
-        ranked += [(floor + side.decode_cost, name, side.view.name) for side in best]
+        best = orders[sender.connector].best_for(prefill)
+        ranked += [(floor + cost, name, decode, prefill, side) for cost, decode, side in best]
     if not ranked:
         return "no_kv_room", []
     ranked.sort()
-    return "unknown_link", [(sides[p], sides[d]) for _, p, d in ranked[:MAX_PAIRS]]
+    return "unknown_link", [(prefill, decode) for _, _, _, prefill, decode in ranked[:MAX_PAIRS]]
 
 
-def _decode_orders(found: Partners, sides: dict[str, Side]) -> dict[str, tuple[list[Side], list[Side]]]:
-    """Return by connector the sides with room for the KV, the cheapest first, and the two with most of the prompt.
+def _decode_orders(found: Partners, sides: dict[str, Side]) -> dict[str, _Order]:
+    """Return by connector the sides with room for the KV.
 
     What two senders may send to is all of a connector's: each lacks only itself.
     """
@@ -99,19 +97,40 @@ def _decode_orders(found: Partners, sides: dict[str, Side]) -> dict[str, tuple[l
     orders = {}
     for connector, lists in of.items():
         names = {worker.name for receivers in lists[:2] for worker in receivers}
-        with_room = [side for name in names if (side := sides[name]).has_room]
-        by_cost, by_cached = sorted(with_room, key=_decode_cost), sorted(with_room, key=_cached, reverse=True)
-        orders[connector] = by_cost[: MAX_EACH + 1], by_cached[:2]
+        orders[connector] = _Order([side for name in names if (side := sides[name]).has_room])
     return orders
+
+
+class _Order:
+    """The sides that may decode: the cheapest first, and the two with most of the prompt."""
+
+    def __init__(self, sides: list[Side]) -> None:
+        self._by_cost = sorted(map(_entry, sides))[: MAX_EACH + 1]
+        self._by_cached = [_entry(side) for side in sorted(sides, key=_cached, reverse=True)[:2]]
+        self._usual = self._best_for(None)
+
+    def best_for(self, prefill: Side) -> list[_Entry]:
+        """Return those to pair with `prefill`, which is none of them."""
+        among = any(side is prefill for _, _, side in self._usual)
+        return self._best_for(prefill) if among else self._usual
+
+    def _best_for(self, prefill: Side | None) -> list[_Entry]:
+        best = [entry for entry in self._by_cost if entry[2] is not prefill][:MAX_EACH]
+        most_cached = next((entry for entry in self._by_cached if entry[2] is not prefill), None)
+        if most_cached is not None and most_cached not in best:
+            best.append(most_cached)
+        return best
 
 
 def _best_split(estimator: Estimator, pairs: list[tuple[Side, Side]], bound: float) -> Candidate | None:
     """Return the cheapest split over known links. Beyond `bound` one is enough: it is shown, not taken."""
     best: Candidate | None = None
     for prefill, decode in pairs:
-        floor = estimator.least_split_cost(prefill) + decode.decode_cost
-        if best is not None and floor >= min(best.cost, bound):
-            break
+        if best is not None:
+            if estimator.least_split_cost(prefill) + decode.decode_cost >= min(best.cost, bound):
+                break
+            if estimator.least_pair_cost(prefill, decode) >= best.cost:
+                continue
         candidate = estimator.split(prefill, decode)
         if candidate is not None and (best is None or candidate.cost < best.cost):
             best = candidate
@@ -237,11 +256,15 @@ def _terms(estimator: Estimator, chosen: Candidate, local: Candidate, split: Can
             "decode_cached_tokens": split.decode.cached,
             "link_spread": path.spread,
         }
-    return {name: float(f"{value:.5g}") for name, value in terms.items()}
+    return {name: _rounded(value) for name, value in terms.items()}
 
 
-def _decode_cost(side: Side) -> tuple[float, str]:
-    return side.decode_cost, side.view.name
+def _rounded(value: float) -> float:
+    return float(value) if not value or (type(value) is int and -100_000 < value < 100_000) else float(f"{value:.5g}")
+
+
+def _entry(side: Side) -> _Entry:
+    return side.decode_cost, side.view.name, side
 
 
 def _cached(side: Side) -> tuple[int, str]:

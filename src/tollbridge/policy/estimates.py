@@ -22,6 +22,8 @@ SUSPECT = 10.0  # a worker that has just failed comes last, but it comes
 AFFINITY = 0.05  # what a session's own worker is worth beyond its prefix cache
 WELL_WITHIN = 0.75  # of the TTFT SLO: what a split may take for long prompts to be left to the prefill workers
 SPARE = 0.6  # of the prefill workers' time: what the prefill of all long prompts may take if none is split
+_ANY = 1e9  # seconds
+_ROUNDING = 1e-9  # of sums in another order
 _SAMPLE = 8  # workers of each kind whose links are looked at for that
 PREFERENCE = 0.01  # what a worker's `prefer` is worth: it decides ties
 
@@ -85,7 +87,7 @@ class Estimator:
     def __init__(self, request: RequestView, fleet: FleetView) -> None:
         self.pricing: Pricing = fleet.pricing
         self.cost: CostModel = fleet.pricing.cost
-        self.request = request
+        self._cached = request.cached
         self._fleet = fleet
         self.num_tokens = max(1, prompt_tokens(request))
         self.usual_output = max(1.0, self.cost.output_tokens.value(DEFAULT_OUTPUT_TOKENS))
@@ -104,9 +106,11 @@ class Estimator:
     def side(self, worker: WorkerView) -> Side:
         """Return what `worker` would have to do, and what that does to others."""
         engine = self.cost.engine(worker.name)
-        running = max(0, worker.num_running - worker.num_prefills)  # what decodes; a prefill leg is no stream
+        running = worker.num_running - worker.num_prefills  # what decodes; a prefill leg is no stream
+        running = running if running > 0 else 0
         waiting, budget = worker.waiting_prefill_tokens, worker.max_num_batched_tokens or DEFAULT_BUDGET
-        cached = min(self.request.cached.get(worker.name, 0), self.num_tokens - 1)
+        cached = self._cached.get(worker.name, 0)
+        cached = cached if cached < self.num_tokens else self.num_tokens - 1
         computed = self.num_tokens - cached
         compute_s = engine.prefill_s(computed, cached, budget, running)
         step_s = engine.delta_s + engine.rho_s * running
@@ -155,8 +159,8 @@ class Estimator:
             cost += MISS
         if stalls_per_s := self._stalls_per_s.get(worker.name):
             cost += MISS * (1.0 - math.exp(-stalls_per_s * hold_s))
-        if worker.free_kv_tokens:
-            cost += KV_PRICE * tokens / max(worker.free_kv_tokens, tokens) * hold_s / self._ttft_slo_s
+        if free := worker.free_kv_tokens:
+            cost += KV_PRICE * tokens / (free if free > tokens else tokens) * hold_s / self._ttft_slo_s
         if worker.suspect:
             cost += SUSPECT
         if worker.name == self._home:
@@ -177,6 +181,15 @@ class Estimator:
     def least_split_cost(self, prefill: Side) -> float:
         """Return what no split with this prefill side can cost less than, its decode side's cost aside."""
         return self._own_weight * (prefill.wait_s + prefill.compute_s) / self.pricing.slo.ttft_s + prefill.prefill_cost
+
+    def least_pair_cost(self, prefill: Side, decode: Side) -> float:
+        """Return what the split of this pair cannot cost less than, over whatever link. Cheaper than its price."""
+        own_s = prefill.wait_s + prefill.compute_s
+        ready_s = own_s if own_s > decode.wait_s else decode.wait_s
+        ttft_s = ready_s + decode.step_s + self._split_overhead_s
+        # What is not known of the link makes a late one less certain to be late, at best by half.
+        sigma_s = prefill.spread * own_s if ttft_s < self._ttft_slo_s else _ANY
+        return self._own(ttft_s, sigma_s) + prefill.prefill_cost + decode.decode_cost - _ROUNDING
 
     def split(self, prefill: Side, decode: Side, *, unknown_goodput: float | None = None) -> Candidate | None:
         """Return the price of prefill -> decode; None over a link that nobody has seen, unless a guess is given."""
@@ -283,11 +296,8 @@ def _take_long_prompts(senders: list[WorkerView], ready: list[WorkerView], rate:
     compute_s = engine.prefill_s(num_tokens, 0.0, budget)
     if rate * compute_s / len(senders) < SPARE:
         return True
-    receivers = [worker for worker in ready if worker.prefer != "prefill"]
-    goodput = max(
-        (cost.link(p.host, d.host).goodput_bytes_per_s for p in senders[:_SAMPLE] for d in receivers[:_SAMPLE]),
-        default=0.0,
-    )
+    receivers = [worker.host for worker in ready if worker.prefer != "prefill"]
+    goodput = cost.best_goodput([worker.host for worker in senders[:_SAMPLE]], receivers[:_SAMPLE])
     if not goodput:
         return False
     arrival_s = last_arrival_closed_s(

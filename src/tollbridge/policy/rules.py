@@ -67,15 +67,14 @@ def partners(request: RequestView, fleet: FleetView) -> Partners | str:
     """Return who may prefill, each with who may decode for it, or the code of why nobody may."""
     if request.unsplittable is not None:
         return request.unsplittable
-    senders = _by_preference(fleet, "prefill", lambda worker: worker.can_send)
+    senders = _by_preference(fleet, "prefill", _can_send)
     if not senders:
         return "no_ready_prefill"
     senders = [worker for worker in senders if not worker.pinned_full]
     if not senders:
         return "pinned_bound"
     able = {kind: _by_preference(fleet, "decode", _is_of(kind)) for kind in {worker.kind for worker in senders}}
-    found = [(sender, [w for w in able[sender.kind] if w.name != sender.name]) for sender in senders]
-    found = [(sender, receivers) for sender, receivers in found if receivers]
+    found = [(sender, receivers) for sender in senders if (receivers := _others(able[sender.kind], sender))]
     if found:
         return found
     return _difference(senders, fleet)
@@ -125,6 +124,17 @@ def least_loaded(workers: Iterable[WorkerView], *, first: str | None, request: R
     return ranked[0]
 
 
+def _can_send(worker: WorkerView) -> bool:
+    return worker.can_send
+
+
+def _others(workers: list[WorkerView], sender: WorkerView) -> list[WorkerView]:
+    """Return `workers` less the sender, who is one of them only if they are what he prefers to be."""
+    if workers and workers[0].prefer != sender.prefer:
+        return workers
+    return [worker for worker in workers if worker.name != sender.name]
+
+
 def _is_of(kind: tuple[str, str]) -> Callable[[WorkerView], bool]:
     return lambda worker: worker.kind == kind
 
@@ -140,8 +150,8 @@ def _difference(senders: list[WorkerView], fleet: FleetView) -> str:
 
 def _by_preference(fleet: FleetView, role: str, able: Callable[[WorkerView], bool]) -> list[WorkerView]:
     """Return the ready workers that prefer `role`, or failing these the ones without a preference."""
-    ready = [worker for worker in fleet.ready() if able(worker)]
-    return [w for w in ready if w.prefer == role] or [w for w in ready if w.prefer == "any"]
+    ready = fleet.ready()
+    return [w for w in ready if w.prefer == role and able(w)] or [w for w in ready if w.prefer == "any" and able(w)]
 
 
 def not_split(request: RequestView, fleet: FleetView, reason: str) -> Decision:

@@ -38,14 +38,15 @@ async def decide_call(context: Context, call: Call) -> Decision:
     router = context.config.router
     fleet = context.fleet.view(call.model)  # an unknown model is refused before anybody tokenises for it
     seen_s = context.clock.monotonic()
-    prompt = await context.tokens.of(call, context.fleet.adapter(call.model))
+    adapter = context.fleet.adapter(call.model)
+    prompt = await context.tokens.of(call, adapter)
     if prompt.origin in _SLOW_ORIGINS and context.clock.monotonic() > seen_s + _FRESH_S:
         fleet = context.fleet.view(call.model)  # meanwhile it has changed
     fleet = msgspec.structs.replace(fleet, pricing=context.learner.pricing())
     found = context.feeder.match(prompt.content) if prompt.content is not None else {}
-    workers = [context.fleet[worker.name] for worker in fleet.workers]
+    workers = context.fleet.serving_model(call.model)
     cached, home = _with_session(context, call, prompt, cached_tokens(prompt, found, fleet), workers)
-    request = request_view(call, prompt, cached, workers, home=home)
+    request = request_view(call, prompt, cached, workers, home=home, adapter=adapter)
     decision = decide(request, fleet, router.policy, call.override, on_no_prefill=router.on_no_prefill)
     if prompt.content is not None:
         # hashing all of a long prompt takes longer than deciding: once the decision is under way
@@ -82,8 +83,9 @@ def request_view(
     workers: Sequence[Worker] = (),
     *,
     home: str | None = None,
+    adapter: str | None = None,
 ) -> RequestView:
-    """Return what a policy may know of the request; `workers` are those that may serve it."""
+    """Return what a policy may know of the request; `workers` are those that may serve it, under `adapter`."""
     return RequestView(
         id=call.id,
         body_bytes=call.body_bytes,
@@ -93,7 +95,7 @@ def request_view(
         session=call.session,
         home=home,
         priority=call.priority or _maybe_int(call.body, "priority") or 0,
-        unsplittable=_unsplittable(call) or _unsplittable_by(workers, call),
+        unsplittable=_unsplittable(call) or _unsplittable_by(workers, call, adapter),
     )
 
 
@@ -140,9 +142,9 @@ def _unsplittable(call: Call) -> str | None:
     return "multimodal" if has_media else None
 
 
-def _unsplittable_by(workers: Sequence[Worker], call: Call) -> str | None:
+def _unsplittable_by(workers: Sequence[Worker], call: Call, adapter: str | None) -> str | None:
     """Return what these workers cannot split, as a reason code: adapters; several choices, which vLLM can."""
-    if any(worker.has_adapter(call.model) for worker in workers):
+    if adapter is not None:
         return "lora_adapter"
     if not any((_maybe_int(call.sampling, name) or 1) > 1 for name in _SEVERAL):
         return None

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,8 +19,10 @@ import msgspec
 from tollbridge.clock import Clock
 from tollbridge.config.cluster import WorkerConfig
 from tollbridge.errors import ConfigError, ModelNotFoundError, UnavailableError
+from tollbridge.policy.pricing import Pricing
 from tollbridge.policy.views import FleetView, WorkerView
 from tollbridge.router.breaker import Breaker
+from tollbridge.router.cards import Cards, Census, Named
 from tollbridge.router.load import Load, Report, Transfer, Work
 from tollbridge.router.sources import Source
 
@@ -30,22 +32,9 @@ Handover = dict[str, msgspec.Raw]  # `kv_transfer_params` of a stock connector, 
 
 MAX_GONE = 1024  # workers that have left and are still known by name
 DEFAULT_BLOCK_SIZE = 16  # tokens, of a worker that does not say
+_UNPRICED = Pricing()  # who decides puts the prices in
 
 _WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - recognised in order to be refused as an address to dial
-
-
-class _Named(NamedTuple):
-    """The models and the adapters among some cards."""
-
-    models: tuple[dict[str, Any], ...]
-    ids: frozenset[str]
-    adapters: frozenset[str]
-
-    @classmethod
-    def of(cls, models: tuple[dict[str, Any], ...]) -> _Named:
-        named = [(card.get("id"), card.get("parent")) for card in models]
-        ids = frozenset(name for name, _ in named if isinstance(name, str))
-        return cls(models, ids, frozenset(name for name, parent in named if isinstance(name, str) and parent))
 
 
 @dataclass(kw_only=True, eq=False)
@@ -67,7 +56,7 @@ class Worker:
     incarnation: str | None = None
     num_returns: int = 0  # times that it became healthy
     events: Source | None = None  # where it publishes its KV events
-    models: tuple[dict[str, Any], ...] = ()  # cards of /v1/models
+    models: Cards = ()  # cards of /v1/models
     status: dict[str, Any] = field(default_factory=dict)  # /tollbridge/status as it came
     # --- what it said about its load, and what the flows have sent since
     load: Load = field(default_factory=Load)
@@ -79,7 +68,9 @@ class Worker:
     breaker: Breaker = field(default_factory=lambda: Breaker(first_s=0.25, longest_s=1.0))
     recheck: asyncio.Event = field(default_factory=asyncio.Event)
     waits: set[Callable[[str], None]] = field(default_factory=set)  # ends the waits of the flows for this worker
-    _names: _Named = field(default_factory=lambda: _Named.of(()))
+    _names: Named = field(default_factory=lambda: Named.of(()))
+    _view: WorkerView | None = None  # made of `_seen`, and good as long as that is the same
+    _seen: tuple[object, ...] = ()
 
     @property
     def name(self) -> str:
@@ -117,17 +108,51 @@ class Worker:
         return self.load.report.pinned_full
 
     def serves(self, model: str | None) -> bool:
-        return model is None or model in self._named().ids
+        return model is None or model in self.named().ids
 
-    def has_adapter(self, model: str | None) -> bool:
-        """Return whether `model` is a LoRA adapter here: then its KV is its own."""
-        return model in self._named().adapters
-
-    def _named(self) -> _Named:
-        """Return what its cards say, read once: every decision asks every worker."""
+    def named(self) -> Named:
+        """Return what its cards say, read once."""
         if self._names.models is not self.models:
-            self._names = _Named.of(self.models)
+            self._names = Named.of(self.models)
         return self._names
+
+    def view(self, now_s: float) -> WorkerView:
+        """Return it as a policy sees it now. Cheap when nothing has changed: every decision asks every worker."""
+        suspect, report, now = self.breaker.refuses(now_s), self.load.report, self.load.figures()
+        counts = self.num_prefills, self.num_decodes, self.num_served
+        seen = (self.ready, suspect, self.kv, self.config, report, now, counts)
+        if self._view is None or seen != self._seen:
+            self._view, self._seen = self._see(suspect=suspect), seen
+        return self._view
+
+    def _see(self, *, suspect: bool) -> WorkerView:
+        config, report, now = self.config, self.load.report, self.load.figures()
+        return WorkerView(
+            name=config.name,
+            prefer=config.prefer,
+            ready=self.ready,
+            connector=config.connector,
+            revision=config.revision,
+            kv=None if suspect else self.kv,  # decode alone is the better bet than a split with a suspect
+            pinned_full=report.pinned_full,
+            suspect=suspect,
+            num_prefills=self.num_prefills,
+            num_decodes=self.num_decodes,
+            num_served=self.num_served,
+            host=config.host,
+            block_size=report.block_size or DEFAULT_BLOCK_SIZE,
+            kv_bytes_per_token=report.kv_bytes_per_token,
+            max_num_batched_tokens=report.max_num_batched_tokens,
+            waiting_prefill_tokens=now.waiting_prefill_tokens,
+            num_running=now.num_running,
+            free_kv_tokens=now.free_kv_tokens,
+            used_kv_tokens=max((report.total_kv_tokens or 0) - (now.free_kv_tokens or 0), 0),
+            pinned_tokens=report.pinned_tokens,
+            num_sending=now.num_sending,
+            sending_bytes=now.sending_bytes,
+            num_receiving=now.num_receiving,
+            receiving_bytes=now.receiving_bytes,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +174,7 @@ class Fleet:
         self._workers = {config.name: self._make(config) for config in workers}
         self._gone: OrderedDict[str, Worker] = OrderedDict()  # those that left last: requests may still name them
         self._arrivals: set[asyncio.Queue[Worker]] = set()
+        self._census: Census[Worker] = Census(())
         if len(self._workers) != len(workers):
             raise ConfigError("Two workers of the cluster file have the same name: give each its own.", param="workers")
 
@@ -200,17 +226,26 @@ class Fleet:
 
         With no worker ready nobody knows which models exist: the view is then empty of ready workers.
         """
-        workers = [worker for worker in self if worker.serves(model)]
-        ready = [worker for worker in self if worker.ready]
-        if ready and not workers:
+        workers = self.serving_model(model)
+        if not workers and (ready := [worker for worker in self if worker.ready]):
             known = ", ".join(sorted({str(card.get("id")) for worker in ready for card in worker.models}))
             raise ModelNotFoundError(f"The model {str(model)[:200]!r} is not served here: use {known}.", param="model")
         now_s = self._clock.monotonic()
-        return FleetView(workers=tuple([self._view_of(worker, now_s) for worker in workers]))
+        return FleetView(workers=tuple([worker.view(now_s) for worker in workers]), pricing=_UNPRICED)
 
     def adapter(self, model: str | None) -> str | None:
         """Return `model` when it is a LoRA adapter of another one: then its KV is its own."""
-        return model if any(worker.has_adapter(model) for worker in self) else None
+        return model if self._counted().is_adapter(model) else None
+
+    def serving_model(self, model: str | None) -> Sequence[Worker]:
+        """Return the workers that serve `model`, ready or not. None: all of them."""
+        return self._counted().serving(model)
+
+    def _counted(self) -> Census[Worker]:
+        workers = list(self._workers.values())
+        if not self._census.is_of(workers):
+            self._census = Census(workers)
+        return self._census
 
     @contextmanager
     def serving(
@@ -291,45 +326,16 @@ class Fleet:
             assert worker.num_decodes >= 0
             worker.breaker.check()
             worker.load.check()
+            now_s = self._clock.monotonic()
+            fresh = worker._see(suspect=worker.breaker.refuses(now_s))
+            assert worker.view(now_s) == fresh, "a change was not noticed"
 
     def _sum(self, number: Callable[[Worker], int]) -> int:
         return sum(map(number, self))
 
     def view_of(self, worker: Worker) -> WorkerView:
         """Return `worker` as a policy sees it now."""
-        return self._view_of(worker, self._clock.monotonic())
-
-    @staticmethod
-    def _view_of(worker: Worker, now_s: float) -> WorkerView:
-        suspect = worker.breaker.refuses(now_s)
-        config, load = worker.config, worker.load
-        report, now = load.report, load.figures()
-        return WorkerView(
-            name=config.name,
-            prefer=config.prefer,
-            ready=worker.ready,
-            connector=config.connector,
-            revision=config.revision,
-            kv=None if suspect else worker.kv,  # decode alone is the better bet than a split with a suspect
-            pinned_full=report.pinned_full,
-            suspect=suspect,
-            num_prefills=worker.num_prefills,
-            num_decodes=worker.num_decodes,
-            num_served=worker.num_served,
-            host=config.host,
-            block_size=report.block_size or DEFAULT_BLOCK_SIZE,
-            kv_bytes_per_token=report.kv_bytes_per_token,
-            max_num_batched_tokens=report.max_num_batched_tokens,
-            waiting_prefill_tokens=now.waiting_prefill_tokens,
-            num_running=now.num_running,
-            free_kv_tokens=now.free_kv_tokens,
-            used_kv_tokens=max((report.total_kv_tokens or 0) - (now.free_kv_tokens or 0), 0),
-            pinned_tokens=report.pinned_tokens,
-            num_sending=now.num_sending,
-            sending_bytes=now.sending_bytes,
-            num_receiving=now.num_receiving,
-            receiving_bytes=now.receiving_bytes,
-        )
+        return worker.view(self._clock.monotonic())
 
     def _make(self, config: WorkerConfig, uid: str = "") -> Worker:
         return Worker(config=config, url=_url(config), uid=uid, load=Load(self._unsaid))

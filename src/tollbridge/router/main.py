@@ -60,14 +60,19 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with listening(cluster, secret, limits=limits, extensions=extensions) as url:
-        gc.collect()
-        gc.freeze()  # what lives as long as we do: no later collection need look at it
-        gc.set_threshold(5_000, 20, 20)  # requests leave hardly any cycles, and looking for them took 4 % of the time
+        settle_collector()
         ready = Ready(ready="router", name="router", url=url, pid=os.getpid(), model=cluster.model)
         ready_to.write(msgspec.json.encode(ready).decode() + "\n")
         ready_to.flush()
         await stop.wait()
         log.info("stopping: running requests have %g s to finish", limits.drain_s)
+
+
+def settle_collector() -> None:
+    """Make garbage collections rare and short, for a process that serves from now on."""
+    gc.collect()
+    gc.freeze()  # what lives as long as we do: no later collection need look at it
+    gc.set_threshold(5_000, 20, 20)  # requests leave hardly any cycles, and looking for them took 4 % of the time
 
 
 @asynccontextmanager

@@ -83,7 +83,7 @@ def maybe_ids(body: Body) -> list[int] | None:
 def maybe_long_ids(body: Body, lora: str | None, salt: str | None) -> LongIds | None:
     """Return the ids of a long prompt that is one flat list of them, undecoded; None for anything else."""
     raw = bytes(body.get("prompt", body.get("token_ids", b"")))
-    if len(raw) <= LONG_BYTES or not raw.startswith(b"[") or raw.count(b"[") > 1 or b'"' in raw:
+    if len(raw) <= LONG_BYTES or not raw.startswith(b"[") or raw.find(b"[", 1) > 0 or b'"' in raw:
         return None
     try:
         return LongIds(raw, root_of(lora, (salt,) if salt else ()))
