@@ -137,8 +137,9 @@ async def ill_treated(model: Path) -> AsyncIterator[Fleet]:
 async def _place(fleet: Fleet, stack: contextlib.AsyncExitStack) -> list[dict[str, dict[str, object]]]:
     """Choose ports that a restarted worker has again, and put a link in front of each KV port."""
     placed: list[dict[str, dict[str, object]]] = []
+    ports = iter(_free_ports(2 * len(ROLES)))
     for name, prefer in ROLES.items():
-        http, kv = _free_port(), _free_port()
+        http, kv = next(ports), next(ports)
         own: dict[str, object] = {
             "name": name, "prefer": prefer, "url": f"http://127.0.0.1:{http}", "kv": f"127.0.0.1:{kv}", "events": None,
         }  # fmt: skip
@@ -155,7 +156,8 @@ def _write(path: Path, model: Path, workers: list[dict[str, object]]) -> None:
     path.write_text(yaml.safe_dump(cluster))
 
 
-def _free_port() -> int:
-    """Return a port that nobody uses now; a worker that is restarted must find it again, so it cannot be 0."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+def _free_ports(number: int) -> list[int]:
+    """Return different ports that nobody uses now; a worker that is restarted must find its own again, so not 0."""
+    with contextlib.ExitStack() as held:
+        listeners = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
+        return [int(listener.getsockname()[1]) for listener in listeners]

@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -64,14 +65,15 @@ class Zygote:
 def main() -> None:
     """Fork one worker for each line on stdin."""
     import torch
-    import transformers
+    from transformers import AutoTokenizer, LlamaForCausalLM  # each attribute is imported when it is asked for
 
     from tollbridge.config.load import load
     from tollbridge.engine import build  # noqa: F401 - imported before the forks, for all of them
     from tollbridge.worker import main as worker_main
 
     assert torch.__version__
-    assert transformers.__version__
+    assert AutoTokenizer is not None and LlamaForCausalLM is not None
+    assert threading.active_count() == 1, "a fork takes one thread along"
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps them
     for line in sys.stdin:
         name, config, log = line.rstrip("\n").split("\t")
@@ -84,7 +86,7 @@ def main() -> None:
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
-        os.close(0)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         cluster = load(Path(config)).cluster
         worker = next(one for one in cluster.workers if one.name == name)
         code = 1

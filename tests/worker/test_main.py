@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -102,3 +104,13 @@ def test_start_up_failures_are_one_sentence_and_exit_code_3(
     assert other.end() == 3
     (line,) = other.log.read_text().splitlines()
     assert word in line
+
+
+def test_no_file_of_a_worker_takes_the_place_of_its_stdin() -> None:
+    """A child would find /dev/null there instead."""
+    code = (
+        "import os; from tollbridge.worker.main import occupy_standard_files; "
+        "occupy_standard_files(); print(os.memfd_create('kv'))"
+    )
+    argv = ["sh", "-c", 'exec "$0" -c "$1" <&-', sys.executable, code]
+    assert int(subprocess.run(argv, capture_output=True, check=True, text=True).stdout) > 2

@@ -33,7 +33,7 @@ def _leave_out_what_no_line_has() -> None:
     As its manual says under "Optimization".
     """
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging._srcfile = None  # type: ignore[attr-defined]
+    logging._srcfile = None
 
 
 def request_line(logger: logging.Logger, **fields: Value) -> None:

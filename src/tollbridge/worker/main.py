@@ -46,6 +46,7 @@ def run_worker(*, cluster: ClusterConfig, worker: WorkerConfig, secret: bytes | 
 
     Raises StartupError or another TollbridgeError when it cannot start, each with one sentence.
     """
+    occupy_standard_files()
     logs.configure()
     if worker.cores is not None:
         pin(worker.cores)
@@ -60,6 +61,17 @@ def run_worker(*, cluster: ClusterConfig, worker: WorkerConfig, secret: bytes | 
     finally:
         engine.shutdown()
     return 0
+
+
+def occupy_standard_files() -> None:
+    """Open /dev/null in place of a standard file that the process was started without.
+
+    Else the next file gets its number, and a child, for whom 0 to 2 are something else, cannot inherit it: the KV
+    cache as file 0 never reached the transfer's process.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
 
 
 def pin(cores: list[int]) -> None:
