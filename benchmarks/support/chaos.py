@@ -23,7 +23,7 @@ from benchmarks.support.zygote import Zygote
 from tollbridge.worker.supervisor import ManagedProcess, ProcessSpec
 
 ROLES = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode", "d2": "decode"}
-_START_S = 60.0
+_START_S = 120.0
 
 
 @dataclass

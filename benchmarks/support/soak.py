@@ -26,8 +26,8 @@ async def soak(num_requests: int) -> dict[str, float]:
             sizes.append(router.memory_info().rss)
     half = sizes[SAMPLES // 2]
     return {
-        "soak_requests": float(num_requests),
-        "soak_errors": float(errors),
+        "requests": float(num_requests),
+        "errors": float(errors),
         "rss_half_mib": half / 2**20,
         "rss_end_mib": sizes[-1] / 2**20,
         "rss_growth": sizes[-1] / half - 1,
