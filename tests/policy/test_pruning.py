@@ -57,6 +57,7 @@ def _worker(name: str, rng: random.Random) -> WorkerView:
         num_sending=rng.choice([0, 2]),
         sending_bytes=1e7,
         suspect=rng.random() < 0.05,
+        revision=rng.choice(["", "", "new"]),
     )
 
 
@@ -80,3 +81,16 @@ def test_a_pair_that_is_not_priced_would_not_have_been_chosen(monkeypatch: pytes
     monkeypatch.setattr(Estimator, "least_pair_cost", unknown)
     assert quick == [adaptive(*_case(random.Random(seed))) for seed in SEEDS]
     assert any(decision.choice == "split" for decision in quick)
+
+
+def test_no_pair_crosses_revisions() -> None:
+    """Not even in the middle of a rolling update, when both revisions have workers of both roles."""
+    num_splits = 0
+    for seed in SEEDS:
+        request, fleet = _case(random.Random(seed))
+        decision = adaptive(request, fleet)
+        revisions = {worker.name: worker.revision for worker in fleet.workers}
+        if decision.prefill is not None:
+            num_splits += 1
+            assert revisions[decision.prefill] == revisions[decision.decode], seed
+    assert num_splits

@@ -5,7 +5,7 @@ Predicts; is told what happened; knows how far off it is. The caller brings the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from tollbridge.config.calibration import Calibration, EngineCalibration, LinkCalibration
@@ -90,15 +90,13 @@ class CostModel:
             link = self._links[source, target] = LinkModel()
         return link
 
-    def best_goodput(self, sources: Iterable[str], targets: Sequence[str]) -> float:
-        """Return the goodput of the fastest known link between any two of them, bytes/s; 0: none is known."""
-        links, best = self._links, 0.0
+    def goodputs(self, sources: Iterable[str], targets: Sequence[str]) -> Iterator[float]:
+        """Yield the goodput of each known link from one of `sources` to one of `targets`, bytes/s."""
         for source in sources:
             for target in targets:
-                link = links.get((source, target))
-                if link is not None and link.goodput_bytes_per_s > best:
-                    best = link.goodput_bytes_per_s
-        return best
+                link = self._links.get((source, target))
+                if link is not None and link.known:
+                    yield link.goodput_bytes_per_s
 
     def started(self, now_s: float) -> None:
         """Note that a request arrived."""

@@ -31,9 +31,8 @@ def adaptive(request: RequestView, fleet: FleetView) -> Decision:
         return _unknown(request, fleet)
     estimator = Estimator(request, fleet)
     sides = {worker.name: estimator.side(worker) for worker in ready}
-    locals_ = [estimator.local(side) for side in sides.values()]
-    with_room = [candidate for candidate in locals_ if candidate.decode.has_room]
-    local = min(with_room or locals_, key=_cost)
+    with_room = [side for side in sides.values() if side.has_room]
+    local = estimator.local(min(with_room or sides.values(), key=estimator.local_cost))
     veto, pairs = _pairs(request, fleet, estimator, sides)
     split = _best_split(estimator, pairs, local.cost)
     if split is not None and _pays(split, local, fleet.pricing.slo.ttft_s):
@@ -72,13 +71,12 @@ def _pairs(
     found = partners(request, fleet)
     if isinstance(found, str):
         return found, []
-    floors = {sender.name: estimator.least_split_cost(sides[sender.name]) for sender, _ in found}
-    found.sort(key=lambda each: (floors[each[0].name], each[0].name))
+    senders = [sides[sender.name] for sender, _ in found]
+    cheapest = sorted([(estimator.least_split_cost(side), side.view.name, side) for side in senders])[:MAX_EACH]
     orders = _decode_orders(found, sides)
     ranked: list[tuple[float, str, str, Side, Side]] = []  # names are unique: sides are never compared
-    for sender, _ in found[:MAX_EACH]:
-        floor, name, prefill = floors[sender.name], sender.name, sides[sender.name]
-        best = orders[sender.connector].best_for(prefill)
+    for floor, name, prefill in cheapest:
+        best = orders[prefill.view.kind].best_for(prefill)
         ranked += [(floor + cost, name, decode, prefill, side) for cost, decode, side in best]
     if not ranked:
         return "no_kv_room", []
@@ -86,18 +84,18 @@ def _pairs(
     return "unknown_link", [(prefill, decode) for _, _, _, prefill, decode in ranked[:MAX_PAIRS]]
 
 
-def _decode_orders(found: Partners, sides: dict[str, Side]) -> dict[str, _Order]:
-    """Return by connector the sides with room for the KV.
+def _decode_orders(found: Partners, sides: dict[str, Side]) -> dict[tuple[str, str], _Order]:
+    """Return by kind the sides with room for the KV.
 
-    What two senders may send to is all of a connector's: each lacks only itself.
+    What two senders may send to is all of a kind's: each lacks only itself.
     """
-    of: dict[str, list[list[WorkerView]]] = {}
+    of: dict[tuple[str, str], list[list[WorkerView]]] = {}
     for sender, receivers in found:
-        of.setdefault(sender.connector, []).append(receivers)
+        of.setdefault(sender.kind, []).append(receivers)
     orders = {}
-    for connector, lists in of.items():
+    for kind, lists in of.items():
         names = {worker.name for receivers in lists[:2] for worker in receivers}
-        orders[connector] = _Order([side for name in names if (side := sides[name]).has_room])
+        orders[kind] = _Order([side for name in names if (side := sides[name]).has_room])
     return orders
 
 
@@ -269,7 +267,3 @@ def _entry(side: Side) -> _Entry:
 
 def _cached(side: Side) -> tuple[int, str]:
     return side.cached, side.view.name
-
-
-def _cost(candidate: Candidate) -> float:
-    return candidate.cost

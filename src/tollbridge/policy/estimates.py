@@ -174,9 +174,12 @@ class Estimator:
 
     def local(self, side: Side) -> Candidate:
         ttft_s = side.wait_s + side.compute_s + self._local_overhead_s
-        sigma_s = side.spread * (side.wait_s + side.compute_s)
-        own = self._own(ttft_s, sigma_s)
-        return Candidate(side, side, None, ttft_s, sigma_s, own + side.prefill_cost + side.decode_cost)
+        return Candidate(side, side, None, ttft_s, side.spread * (side.wait_s + side.compute_s), self.local_cost(side))
+
+    def local_cost(self, side: Side) -> float:
+        alone_s = side.wait_s + side.compute_s
+        own = self._own(alone_s + self._local_overhead_s, side.spread * alone_s)
+        return own + side.prefill_cost + side.decode_cost
 
     def least_split_cost(self, prefill: Side) -> float:
         """Return what no split with this prefill side can cost less than, its decode side's cost aside."""
@@ -296,17 +299,17 @@ def _take_long_prompts(senders: list[WorkerView], ready: list[WorkerView], rate:
     compute_s = engine.prefill_s(num_tokens, 0.0, budget)
     if rate * compute_s / len(senders) < SPARE:
         return True
-    receivers = [worker.host for worker in ready if worker.prefer != "prefill"]
-    goodput = cost.best_goodput([worker.host for worker in senders[:_SAMPLE]], receivers[:_SAMPLE])
-    if not goodput:
+    patience_s = WELL_WITHIN * pricing.slo.ttft_s
+    if compute_s >= patience_s:
         return False
-    arrival_s = last_arrival_closed_s(
-        num_tokens * cost.wire_bytes_per_token.value(sender.kv_bytes_per_token),
-        goodput,
-        compute_s=compute_s,
-        num_pieces=PIECES_PER_CHUNK * num_steps(num_tokens, budget),
+    wire_bytes = num_tokens * cost.wire_bytes_per_token.value(sender.kv_bytes_per_token)
+    num_pieces = PIECES_PER_CHUNK * num_steps(num_tokens, budget)
+    receivers = [worker.host for worker in ready if worker.prefer != "prefill"]
+    links = cost.goodputs([worker.host for worker in senders[:_SAMPLE]], receivers[:_SAMPLE])
+    return any(  # the first does, mostly
+        last_arrival_closed_s(wire_bytes, goodput, compute_s=compute_s, num_pieces=num_pieces) < patience_s
+        for goodput in links
     )
-    return max(compute_s, arrival_s) < WELL_WITHIN * pricing.slo.ttft_s
 
 
 def _nics(fleet: FleetView) -> dict[tuple[str, str], tuple[int, float]]:
