@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tollbridge import __main__
 from tollbridge.cli import main
 from tollbridge.errors import ConfigError, StartupError, TollbridgeError
 
@@ -100,6 +101,20 @@ def test_a_mistake_is_one_line_on_stderr(
     assert err.startswith("tollbridge: ")
     assert err.count("\n") == 1
     assert sentence in err
+
+
+def test_ctrl_c_while_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name == "tollbridge.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "tollbridge.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        __main__.main()
+    assert ended.value.code == 130
 
 
 @pytest.mark.parametrize(

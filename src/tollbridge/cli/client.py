@@ -115,7 +115,7 @@ class RouterClient:
                             yield text
         except aiohttp.ClientConnectorError:
             raise UnavailableError(f"nobody answers at {self.url}: start a router with `tollbridge up`.") from None
-        except aiohttp.InvalidURL:
+        except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
             raise RequestError(f"{self.url} is no URL: write it like http://127.0.0.1:8000.") from None
         except (aiohttp.ClientError, TimeoutError) as error:
             raise UpstreamError(f"the answer from {self.url} broke off: {error or type(error).__name__}.") from None

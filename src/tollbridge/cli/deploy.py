@@ -128,7 +128,10 @@ def _secret(variable: str | None, out: Path | None) -> str:
         return given
     path = out / SECRET_FILE if out else None
     if path is not None and path.exists():
-        found = yaml.safe_load(path.read_text())
+        try:
+            found = yaml.safe_load(_read(path))
+        except yaml.YAMLError:
+            found = None
         if isinstance(found, dict) and isinstance(found.get("stringData"), dict):
             return str(next(iter(found["stringData"].values())))
         raise ConfigError(f"{path} holds no Secret of ours: take it away, or set {variable}.")

@@ -17,7 +17,7 @@ from tollbridge.config.cluster import ClusterConfig, TlsConfig
 from tollbridge.config.secret import maybe_secret
 from tollbridge.doctor.examine import examine_cluster
 from tollbridge.doctor.findings import Finding
-from tollbridge.doctor.targets import Target, from_cluster, from_flags
+from tollbridge.doctor.targets import Target, from_cluster, from_flags, server_url
 from tollbridge.errors import ConfigError
 from tollbridge.transfer.channel import Tls, TlsFiles
 
@@ -44,6 +44,8 @@ def doctor(
     elif router is None:
         targets = from_cluster(cluster.workers) if cluster.lists_workers else []  # else the router knows them
         router = _url(cluster)
+    if router is not None:
+        router = server_url(router, "a router")
     examination = examine_cluster(
         targets,
         router=router,

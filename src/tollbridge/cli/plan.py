@@ -26,7 +26,7 @@ def plan(
     output_tokens: int | None = None,
     concurrency: Annotated[int | None, Parameter(help="Requests in flight in all.")] = None,
     gpus: int | None = None,
-    json: Annotated[bool, Parameter(help="Print one JSON document.")] = False,
+    json: Annotated[bool, Parameter(negative=(), show_default=False, help="Print one JSON document.")] = False,
     html: Annotated[Path | None, Parameter(help="Write one page with plots.")] = None,
 ) -> int:
     """Say whether a split is worth it here, and why."""
@@ -51,15 +51,16 @@ def plan(
         engine=engine,
         links=[LinkInput(goodput=list(goodput))] if goodput else given.links,
         workload=replace(given.workload, **{name: value for name, value in work.items() if value is not None}),
-        gpus=gpus or given.gpus,
+        gpus=given.gpus if gpus is None else gpus,
     )
-    if min(given.gpus, given.workload.concurrency, given.workload.output_tokens) < 1:
-        raise ConfigError("gpus, concurrency and output_tokens must be at least 1.")
     made = make_plan(given, read_calibration(calibration) if calibration else None)
     if html is not None:
         from tollbridge.plan.page import page
 
-        html.write_text(page(made))
+        try:
+            html.write_text(page(made))
+        except OSError as error:
+            raise ConfigError(f"The page {html} cannot be written: {error.strerror}.", param="html") from None
     if json:
         print(msgspec.json.encode(made).decode())
     else:

@@ -63,8 +63,8 @@ def sim(
         policies=policy or scenario.policies,
         duration_s=scenario.duration_s if duration is None else duration,
     )
-    if min(seeds, scenario.workload.rate_per_s, scenario.duration_s) <= 0:
-        raise ConfigError("seeds, rate and duration must be above 0.")
+    if seeds < 1:
+        raise ConfigError("--seeds must be at least 1.", param="seeds")
     check(scenario)
     console = Console()
     if search:

@@ -73,12 +73,12 @@ def decode(body: bytes) -> Snapshot:
 
 
 async def _fetch(base: str) -> bytes:
-    async with _asked(base + "/ui/snapshot") as response:
+    async with _asked(base, "/ui/snapshot") as response:
         return await response.read()
 
 
 async def _follow(base: str) -> AsyncIterator[bytes]:
-    async with _asked(base + "/ui/events") as response:
+    async with _asked(base, "/ui/events") as response:
         is_snapshot = False
         async for line in response.content:
             if line.startswith(b"event: "):
@@ -88,8 +88,9 @@ async def _follow(base: str) -> AsyncIterator[bytes]:
 
 
 @asynccontextmanager
-async def _asked(url: str) -> AsyncIterator[aiohttp.ClientResponse]:
-    """GET `url` with the key; what goes wrong is one of our errors."""
+async def _asked(base: str, path: str) -> AsyncIterator[aiohttp.ClientResponse]:
+    """GET `path` with the key; what goes wrong is one of our errors."""
+    url = base + path
     key = os.environ.get(API_KEY_VARIABLE)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
@@ -100,10 +101,12 @@ async def _asked(url: str) -> AsyncIterator[aiohttp.ClientResponse]:
         ):
             _check(response, url)
             yield response
-    except aiohttp.InvalidURL:
-        raise RequestError(f"{url} is no URL: write it like http://127.0.0.1:8000.") from None
+    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
+        raise RequestError(f"{base!r} is no URL: write it like http://127.0.0.1:8000.") from None
+    except aiohttp.ClientConnectorError:
+        raise UnavailableError(f"Nobody answers at {base}: is the router running?") from None
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise UnavailableError(f"Nobody answers at {url} ({type(error).__name__}): is the router running?") from None
+        raise UnavailableError(f"{base} broke off ({type(error).__name__}): is it a router, and running?") from None
 
 
 def _check(response: aiohttp.ClientResponse, url: str) -> None:

@@ -69,6 +69,7 @@ def vllm(
     """Run a vLLM server until SIGTERM or Ctrl-C. It prints one JSON line once it serves."""
     model, extra_args = (args[0], args[1:]) if args and not args[0].startswith("-") else (None, args)
     cluster = configure(config, model=model).cluster if name is not None else None
+    _check(options)
     worker = with_defaults(options, cluster, name, model)
     found = look_into(worker.python, os.environ)
     warning = found.check(worker.python, worker.media, allow_untested=worker.allow_untested)
@@ -82,6 +83,16 @@ def vllm(
     if worker.media == "tollbridge":  # the connector reads the variable only
         launch.environ[worker.secret_env] = require_secret(cluster.secret if cluster else SecretConfig()).decode()
     return asyncio.run(run_interruptible(partial(_serve, worker, launch, name or "vllm")))
+
+
+def _check(options: Options) -> None:
+    """Raise ConfigError for numbers that vLLM would refuse a minute later, or not at all."""
+    for flag, port in (("port", options.port), ("kv-port", options.kv_port), ("events-port", options.events_port)):
+        if port is not None and not 0 <= port <= 65535:
+            raise ConfigError(f"--{flag} is {port}: a port is a number from 0 to 65535.")
+    for flag, count in (("threads", options.threads), ("kv-cache-gib", options.kv_cache_gib)):
+        if count is not None and count < 1:
+            raise ConfigError(f"--{flag} is {count}: give at least 1.")
 
 
 def with_defaults(options: Options, cluster: ClusterConfig | None, name: str | None, model: str | None) -> VllmWorker:

@@ -10,10 +10,11 @@ from msgspec import Meta
 from tollbridge.config.deploy import DeployConfig
 
 DEFAULT_TENANT = "default"  # whose keys stand in `router.api_keys`, or everybody where there are no keys
+LARGEST = 1e300  # YAML and JSON readers know infinity, no quantity here is
 Port = Annotated[int, Meta(ge=0, le=65535)]  # 0: choose one
 Count = Annotated[int, Meta(ge=1)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
-Positive = Annotated[float, Meta(gt=0)]
+Positive = Annotated[float, Meta(gt=0, le=LARGEST)]
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from tollbridge.config.address import parse_address
 from tollbridge.config.cluster import WorkerConfig
 from tollbridge.errors import ConfigError
 
@@ -47,10 +48,12 @@ def from_cluster(workers: list[WorkerConfig]) -> list[Target]:
 
 
 def from_flags(prefill: str, decode: str, prefill_kv: str | None, decode_kv: str | None) -> list[Target]:
-    """Return the two workers named by URL; ConfigError for what is no URL."""
+    """Return the two workers named by URL; ConfigError for what is no URL or no KV address."""
     return [
-        Target(name="prefill", prefer="prefill", url=_url(prefill), kv=prefill_kv),
-        Target(name="decode", prefer="decode", url=_url(decode), kv=decode_kv),
+        Target(
+            name="prefill", prefer="prefill", url=server_url(prefill, "a worker"), kv=_kv(prefill_kv, "--prefill-kv")
+        ),
+        Target(name="decode", prefer="decode", url=server_url(decode, "a worker"), kv=_kv(decode_kv, "--decode-kv")),
     ]
 
 
@@ -73,8 +76,22 @@ def pairs_of(targets: list[Target]) -> list[tuple[Target, Target]]:
     return [(choices[index % len(choices)], decode) for index, (decode, choices) in enumerate(others) if choices]
 
 
-def _url(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"{text} is no URL of a worker: write it like http://10.0.0.1:8100.")
+def server_url(text: str, whose: str) -> str:
+    """Return the URL without what a client adds to it; ConfigError when it is none."""
+    try:
+        parts = urlsplit(text)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:  # a port that is no number, brackets that do not close
+        fits = False
+    if not fits:
+        raise ConfigError(f"{text!r} is no URL of {whose}: write it like http://10.0.0.1:8100.")
     return text.rstrip("/").removesuffix("/v1")
+
+
+def _kv(text: str | None, flag: str) -> str | None:
+    if text is None:
+        return None
+    try:
+        return str(parse_address(text))
+    except ValueError as error:
+        raise ConfigError(f"{flag} is {text!r}: it {error}.") from None

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import yaml
+from msgspec import Meta
 
-from tollbridge.config.cluster import SloConfig
+from tollbridge.config.cluster import LARGEST, Count, Fraction, Positive, SloConfig
 from tollbridge.config.quantity import parse_bytes, parse_rate, parse_seconds
 from tollbridge.errors import ConfigError
 from tollbridge.plan.prefill import Sample
 
 MIB = 1 << 20
+PromptTokens = Annotated[int, Meta(ge=1, le=10_000_000)]
 KV_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "fp8", "int8": "int8"}
 
 
@@ -40,7 +42,7 @@ class DecodeInput(_Section, frozen=True, kw_only=True):
 class EngineInput(_Section, frozen=True, kw_only=True):
     prefill: PrefillInput | None = None
     decode: DecodeInput | None = None
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: Count = 2048
     gpu: str | None = None  # of the catalogue, where nothing was measured
 
 
@@ -52,18 +54,19 @@ class LinkInput(_Section, frozen=True, kw_only=True):
 
 
 class WorkloadInput(_Section, frozen=True, kw_only=True):
-    prompt_tokens: list[int] = msgspec.field(default_factory=lambda: [512, 2048, 8192])
-    output_tokens: int = 128
-    concurrency: int = 8  # requests in flight
-    requests_per_s: float | None = None  # None: as many as `concurrency` allows
-    cached_fraction: float = 0.0  # of a prompt, found in the prefix cache of whoever prefills
+    prompt_tokens: list[PromptTokens] = msgspec.field(default_factory=lambda: [512, 2048, 8192])
+    output_tokens: Count = 128
+    concurrency: Count = 8  # requests in flight
+    requests_per_s: Positive | None = None  # None: as many as `concurrency` allows
+    cached_fraction: Fraction = 0.0  # of a prompt, found in the prefix cache of whoever prefills
 
 
 class MemoryInput(_Section, frozen=True, kw_only=True):
     process: str | float | None = None  # resident memory of a worker that serves nothing
     shm: str | float = 0.0
     limit: str | float | None = None
-    staging_copies: float = 1.0  # of a request's KV that a transport without a bound keeps in host memory
+    # of a request's KV that a transport without a bound keeps in host memory
+    staging_copies: Annotated[float, Meta(ge=0, le=LARGEST)] = 1.0
     ring: str | float = 512 * MIB  # both of our rings together
 
 
@@ -75,7 +78,7 @@ class PlanInput(_Section, frozen=True, kw_only=True):
     workload: WorkloadInput = WorkloadInput()
     slo: SloConfig = SloConfig()
     memory: MemoryInput = MemoryInput()
-    gpus: int = 2
+    gpus: Count = 2
     hop: str | float = 0.005  # seconds: fixed cost of the second leg
 
 
@@ -103,6 +106,14 @@ def read_plan(path: Path) -> PlanInput:
     if model and not model.is_absolute() and (path.parent / model).exists():
         plan = msgspec.structs.replace(plan, model=str(path.parent / model))
     return plan
+
+
+def check(plan: PlanInput) -> None:
+    """Raise ConfigError when a number is out of its range: what flags have put in was not read from a file."""
+    try:
+        msgspec.convert(msgspec.to_builtins(plan), PlanInput)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"The plan does not fit: {error}.", param="plan") from None
 
 
 def read_model(name: str) -> dict[str, Any]:

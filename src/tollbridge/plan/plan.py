@@ -12,7 +12,7 @@ from tollbridge.errors import ConfigError
 from tollbridge.kv.geometry import KVGeometry
 from tollbridge.kv.models import geometry
 from tollbridge.plan import catalogue
-from tollbridge.plan.inputs import KV_DTYPES, Link, PlanInput, links_of, read_model, seconds, size
+from tollbridge.plan.inputs import KV_DTYPES, Link, PlanInput, check, links_of, read_model, seconds, size
 from tollbridge.plan.memory import Memory, memory_of
 from tollbridge.plan.prefill import Prefill, Sample
 from tollbridge.plan.ratio import Ratio, ratio_of
@@ -58,9 +58,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def make_plan(given: PlanInput, calibration: Calibration | None = None) -> Plan:
     """Return the plan; with a model alone only its KV. Raises ConfigError or UnsupportedError for senseless inputs."""
+    check(given)
     model = read_model(_required(given.model))
     kv = geometry(model, _dtype(given.kv_dtype))
-    lengths = sorted({tokens for tokens in given.workload.prompt_tokens if tokens > 0})
+    lengths = sorted(set(given.workload.prompt_tokens))
     shown = kv_of(kv, [*KV_AT, *lengths])
     assumed: list[str] = []
     engine = _engine(given, model, calibration, assumed)

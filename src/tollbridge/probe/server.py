@@ -166,7 +166,7 @@ class Server:
         raise kind(f"{self.url} answered {response.status}: {said}")
 
     def _lost(self, error: Exception) -> Exception:
-        if isinstance(error, aiohttp.InvalidURL):
+        if isinstance(error, (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError)):
             return RequestError(f"{self.url} is no URL: write it like http://127.0.0.1:8000.")
         if isinstance(error, aiohttp.ClientConnectorError):
             return UnavailableError(f"Nobody answers at {self.url}: start the server, or mend the address.")

@@ -8,11 +8,12 @@ import msgspec
 from msgspec import Meta
 
 from tollbridge.config.calibration import DecodeFit, PrefillFit
-from tollbridge.config.cluster import Count, Fraction, Positive, SloConfig
+from tollbridge.config.cluster import LARGEST, Count, Fraction, Positive, SloConfig
 from tollbridge.errors import ConfigError
 
-NonNegative = Annotated[float, Meta(ge=0)]
+NonNegative = Annotated[float, Meta(ge=0, le=LARGEST)]
 MAX_WORKERS = 2000
+MAX_ARRIVALS = 10_000_000  # they are drawn at once
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,8 +136,18 @@ class Scenario(_Section, frozen=True, kw_only=True):
 
 
 def check(scenario: Scenario) -> None:
-    """Raise ConfigError when the parts do not fit together."""
+    """Raise ConfigError when a number is out of its range, or the parts do not fit together."""
+    try:
+        msgspec.convert(msgspec.to_builtins(scenario), Scenario)  # what flags have put in was not read from a file
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"The scenario does not fit: {error}.", param="scenario") from None
     number = scenario.num_workers
+    arrivals = scenario.workload.rate_per_s * scenario.duration_s
+    if scenario.workload.trace is None and arrivals > MAX_ARRIVALS:
+        raise ConfigError(
+            f"{arrivals:.3g} requests would arrive: give a rate and a duration of at most {MAX_ARRIVALS:,}.",
+            param="workload",
+        )
     if not 1 <= number <= MAX_WORKERS:
         raise ConfigError(f"The fleet has {number} workers: give 1 to {MAX_WORKERS}.", param="fleet")
     if scenario.routers > number:

@@ -44,7 +44,8 @@ class VllmEnvironment(msgspec.Struct, frozen=True, kw_only=True):
             )
         module = _NEEDED[media]
         if module not in self.modules:
-            raise StartupError(f"{python} finds vLLM {version} but no {module}: run {python} -m pip install {module}.")
+            what = "CLONE, a clone of Tollbridge's repository" if module == "tollbridge" else module
+            raise StartupError(f"{python} finds vLLM {version} but no {module}: run {python} -m pip install {what}.")
         return check_version(version, allow_untested=allow_untested) if media == "tollbridge" else None
 
 

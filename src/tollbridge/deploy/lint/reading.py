@@ -57,11 +57,14 @@ _Loader.add_constructor("tag:yaml.org,2002:timestamp", _text)
 
 
 def files_of(paths: list[Path]) -> list[Path]:
-    """Return the manifests among `paths`, folders searched; ConfigError for one that does not exist."""
+    """Return the manifests among `paths`, folders searched; ConfigError for one that does not exist or holds none."""
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            found += sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES)
+            inside = sorted(each for each in path.rglob("*") if each.suffix in SUFFIXES and each.is_file())
+            if not inside:
+                raise ConfigError(f"{path} holds no manifests: none of its files ends with {', '.join(SUFFIXES)}.")
+            found += inside
         elif path.exists() or str(path) == "-":
             found.append(path)
         else:
