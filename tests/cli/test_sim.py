@@ -48,7 +48,7 @@ def test_errors_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for arguments, word in (
         ([str(tmp_path / "none.yaml")], "cannot be read"),
         (["--policy", "locale"], "Did you mean 'local'"),
-        (["--rate", "0"], "above 0"),
+        (["--rate", "0"], "rate_per_s"),
         (["--azure", "a.csv", "--mooncake", "b.jsonl"], "one trace"),
     ):
         assert run(["sim", *arguments]) == 2

@@ -70,7 +70,8 @@ async def _reach(session: aiohttp.ClientSession, patient: Patient) -> None:
             status, date = answer.status, answer.headers.get("Date")
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         said = f"{patient.url} does not answer: {why(error)}"
-        patient.findings.append(failed("http", patient.name, said, "start the worker, or correct its url."))
+        mend = "start the worker, wait until its model is loaded, or correct its url."
+        patient.findings.append(failed("http", patient.name, said, mend))
         return
     if status != 200:
         said = f"{patient.url}/health says {status}"
