@@ -11,7 +11,7 @@ import pytest
 
 from tollbridge.errors import UnsupportedError
 from tollbridge.transfer.base import Fingerprint, LoadRequest, TransferEnd
-from tollbridge.transfer.cuda import CudaMemory
+from tollbridge.transfer.cuda import CudaMemory, _Pinned
 from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.outboard import make_receiver, make_sender
 
@@ -40,6 +40,16 @@ def test_layers_must_fit() -> None:
             CudaMemory(layers, block_size=block_size, granule=granule)
     with pytest.raises(UnsupportedError, match="for CUDA GPUs"):
         CudaMemory([layer], block_size=16)
+
+
+def test_memory_that_the_driver_does_not_pin_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Runtime:
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+            return 2
+
+    monkeypatch.setattr(torch.cuda, "cudart", Runtime)
+    with pytest.raises(OSError, match=r"4096 bytes could not be pinned \(CUDA error 2"):
+        _Pinned(torch.zeros(4096, dtype=torch.uint8), torch.device("cpu"))
 
 
 class Rig:

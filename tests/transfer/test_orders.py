@@ -60,6 +60,20 @@ def test_what_was_said_before_the_end_still_arrives() -> None:
     there.close()
 
 
+def test_who_takes_nothing_is_given_up() -> None:
+    ours, theirs = socket.socketpair()
+    here = Pipe(ours, send_timeout_s=0.2)
+    with pytest.raises(TimeoutError, match="takes nothing"):
+        for _ in range(10_000):
+            here.send(Load(LOAD))
+    there = Pipe(theirs)
+    assert there.receive() is not None  # reading has no such bound, here or there
+    there.send(Load(LOAD))
+    assert here.receive() is not None
+    here.close()
+    there.close()
+
+
 @pytest.mark.parametrize("num_bytes", [2, 4, 40])
 def test_half_a_message_is_the_end_of_one_who_died(num_bytes: int) -> None:
     ours, theirs = socket.socketpair()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +18,10 @@ import pytest
 from tests.transfer.fake_device import DeviceMemory, FakeCopier, FakeDevice
 from tests.transfer.harness import DIGEST, FINGERPRINT, WAIT_S, Cache, Pair, make_pair, new_id
 from tollbridge.errors import ConfigError, StartupError, TransferError
+from tollbridge.transfer import lent, outboard
 from tollbridge.transfer.base import Reason
 from tollbridge.transfer.options import TransferOptions
+from tollbridge.transfer.orders import Abandon
 from tollbridge.transfer.outboard import OutboardReceiver, OutboardSender, make_receiver, make_sender
 from tollbridge.transfer.tcp import TcpReceiver, TcpSender
 
@@ -77,6 +82,109 @@ def test_when_the_device_fails_the_transfers_of_that_side_fail(side: int, monkey
         each.close()
     for device in devices_of(pair):
         device.close()
+
+
+def rewound(pair: Pair, transfer_id: str) -> None:
+    pair.sender.rewind(transfer_id)
+
+
+def filled(pair: Pair, transfer_id: str) -> None:
+    """Say more than the pipe holds."""
+    for _ in range(2000):
+        sender_of(pair).outboard.tell(Abandon(new_id(), "x" * 1000))
+
+
+@pytest.mark.parametrize("medium", ["process", "remote"])
+@pytest.mark.parametrize(("do", "what"), [(rewound, "gave no answer"), (filled, "took no order")])
+def test_an_io_process_that_is_stopped_does_not_stop_the_engine(
+    medium: str, do: Callable[[Pair, str], None], what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair, transfer_id = make_pair(medium, TransferOptions(answer_timeout_s=0.4)), new_id()
+    pid = sender_of(pair).outboard.pid
+    pair.sender.register(transfer_id, digest=DIGEST, num_tokens=100)
+    os.kill(pid, signal.SIGSTOP)
+    do(pair, transfer_id)
+    end = pair.sent.wait(transfer_id)
+    assert (end.outcome, end.reason) == ("failed", Reason.IO_LOST)
+    assert f"{what} for 0.4 s and was ended" in end.detail
+    assert "restart the worker" in caplog.text
+    assert not _is_running(pid)
+    with pytest.raises(TransferError, match="closed"):  # so the engine serves locally from now on
+        pair.sender.register(new_id(), digest=DIGEST, num_tokens=100)
+    pair.close()
+
+
+def test_a_load_ends_when_the_io_process_is_stopped_and_nobody_asks(pair: Pair) -> None:
+    transfer_id = new_id()
+    side = OutboardReceiver(pair.receive_cache.memory, FINGERPRINT, TransferOptions(answer_timeout_s=0.4))
+    ended = threading.Event()
+    side.set_listener(ended.set)
+    os.kill(side.outboard.pid, signal.SIGSTOP)
+    side.open(pair.load(transfer_id, TABLE, 100))
+    assert ended.wait(WAIT_S)
+    (end,) = side.poll()
+    assert (end.outcome, end.reason, end.side) == ("failed", Reason.IO_LOST, "receive")
+    side.close()
+
+
+def test_an_io_process_that_was_paused_with_its_engine_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one part of the deadline passes while nobody runs; here each part passes at once but the last."""
+    pair, transfer_id = make_pair("process"), new_id()
+    answers, parts = sender_of(pair).outboard._answers, list[float]()
+
+    class Paused:
+        def get(self, timeout: float) -> object:
+            parts.append(timeout)
+            return answers.get(timeout=0 if len(parts) < 2 else timeout)
+
+        put = answers.put
+
+    monkeypatch.setattr(sender_of(pair).outboard, "_answers", Paused())
+    pair.sender.register(transfer_id, digest=DIGEST, num_tokens=100)
+    pair.sender.rewind(transfer_id)
+    assert sum(parts) < TransferOptions().answer_timeout_s
+    assert pair.sender.statistics().active == 1
+    pair.close()
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise OSError("The ring of 4096 bytes could not be pinned (CUDA error 2).")
+
+
+def test_a_ring_that_cannot_be_pinned_leaves_the_kv_to_threads(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    device = FakeDevice()
+    memory = Cache(64, 16, seed=1, device=device).memory
+    monkeypatch.setattr(lent.LentRing, "__init__", _refuse)
+    with caplog.at_level(logging.WARNING, logger="tollbridge"):
+        made = (
+            make_sender(memory, FINGERPRINT, TransferOptions()),
+            make_receiver(memory, FINGERPRINT, TransferOptions()),
+        )
+    assert (type(made[0]), type(made[1])) == (TcpSender, TcpReceiver)
+    assert [side.statistics().io for side in made] == ["threads", "threads"]
+    assert caplog.text.count("could not be pinned (CUDA error 2)") == 2
+    for make in (make_sender, make_receiver):
+        with pytest.raises(StartupError, match=r"CUDA error 2.*set transfer.io to auto or threads"):
+            make(memory, FINGERPRINT, TransferOptions(io="process"))
+    for side in made:
+        side.close()
+    device.close()
+
+
+@pytest.mark.parametrize("make", [OutboardSender, OutboardReceiver])
+def test_nothing_is_left_of_a_start_without_a_process(make: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice()
+    cache = Cache(64, 16, seed=1, device=device)
+    gc.collect()
+    before = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(outboard.subprocess, "Popen", _refuse)
+    with pytest.raises(OSError, match="could not be pinned"):
+        make(cache.memory, FINGERPRINT, TransferOptions())
+    gc.collect()  # the ring goes with its last view
+    assert (set(threading.enumerate()), len(os.listdir("/proc/self/fd"))) == before
+    device.close()
 
 
 def test_a_ring_that_is_too_small_is_refused() -> None:

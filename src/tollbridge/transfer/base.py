@@ -123,6 +123,7 @@ class TransferStatistics:
     num_connections_by_medium: dict[str, int] = field(default_factory=dict)
     payload_bytes_by_medium: dict[str, int] = field(default_factory=dict)
     pending_bytes: int = 0  # KV of open transfers that has still to cross
+    io: Literal["threads", "process"] = "threads"  # who moves KV: threads of this process, or one beside it
 
 
 class Published(NamedTuple):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 
 import torch
@@ -92,24 +93,34 @@ class CudaMemory:
         )
 
     def copier(self, ring: memoryview, *, num_slots: int, slot_bytes: int) -> Copier:
-        """Return what copies to and from a ring of shared memory; it is pinned from now on, and until `close`."""
+        """Return what copies to and from a ring of shared memory; it is pinned from now on, and until `close`.
+
+        OSError when the driver does not pin it.
+        """
         words = torch.frombuffer(ring, dtype=torch.uint8).view(num_slots, slot_bytes)
-        pinned = _Pinned(words)
+        pinned = _Pinned(words, self.device)
         return CudaCopier(self._layers, self.block_size, self.granule, words, release=pinned.release)
 
 
 class _Pinned:
     """Memory that was not allocated as pinned; OSError when the driver does not want it."""
 
-    def __init__(self, words: torch.Tensor) -> None:
+    def __init__(self, words: torch.Tensor, device: torch.device) -> None:
         self._address = words.data_ptr()
         self._runtime = torch.cuda.cudart()
         code = int(self._runtime.cudaHostRegister(self._address, words.numel(), 0))
         if code:
+            _forget_error(device)
             raise OSError(f"The ring of {words.numel()} bytes could not be pinned (CUDA error {code}).")
 
     def release(self) -> None:
         self._runtime.cudaHostUnregister(self._address)
+
+
+def _forget_error(device: torch.device) -> None:
+    """Launch something: the runtime keeps its last error, and would tell it to the next launch, the engine's."""
+    with suppress(RuntimeError):
+        torch.ones(1, device=device).add_(1)
 
 
 class CudaCopier:

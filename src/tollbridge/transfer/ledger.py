@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
+from typing import Literal
 
 from tollbridge.errors import TransferError
 from tollbridge.transfer.base import TransferEnd, TransferStatistics
@@ -19,8 +20,9 @@ _RECENT = 16  # transfers whose goodput is reported
 class Ledger:
     """Thread-safe. An id is active from `begin` until `poll` returns its end."""
 
-    def __init__(self, medium: str) -> None:
+    def __init__(self, medium: str, *, io: Literal["threads", "process"] = "threads") -> None:
         self._medium = medium
+        self._io = io
         self._lock = threading.Lock()
         self._active: set[str] = set()
         self._ended: list[TransferEnd] = []
@@ -82,6 +84,7 @@ class Ledger:
                 failures_by_reason=dict(self._reasons),
                 num_connections_by_medium=by_medium or {},
                 payload_bytes_by_medium=dict(self._bytes_by_medium),
+                io=self._io,
             )
 
     def active(self) -> frozenset[str]:

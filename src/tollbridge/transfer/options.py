@@ -14,6 +14,11 @@ MAX_STREAMS = 64
 AUTO = "auto"
 MEDIA = (AUTO, "tcp", "shm", "nixl")
 
+_TIMEOUTS = (
+    "heartbeat_s", "progress_timeout_s", "unknown_timeout_s", "open_timeout_s", "handshake_timeout_s",
+    "answer_timeout_s",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransferOptions:
@@ -35,6 +40,7 @@ class TransferOptions:
     unknown_timeout_s: float = 10.0  # decode waits so long for the prefill request to arrive
     open_timeout_s: float = 30.0  # prefill waits so long, once all is computed, for decode to ask
     handshake_timeout_s: float = 5.0  # dial and handshake
+    answer_timeout_s: float = 20.0  # an I/O process that takes no order and gives no answer for so long is ended
     streams: int | None = None  # connections per prefill worker, and I/O threads; None: as the KV memory needs
     ring_bytes: int | None = None  # pinned host memory of each side when the KV is on a GPU; None: a fitting size
     min_frame_bytes: int = 64 * 1024
@@ -48,7 +54,7 @@ class TransferOptions:
     dscp: int = 0  # 0..63, class of service of our packets
 
     def __post_init__(self) -> None:
-        for name in ("heartbeat_s", "progress_timeout_s", "unknown_timeout_s", "open_timeout_s", "handshake_timeout_s"):
+        for name in _TIMEOUTS:
             _require(getattr(self, name) > 0, f"{name} must be positive")
         _require(self.heartbeat_s < self.progress_timeout_s, "heartbeat_s must be less than progress_timeout_s")
         _require(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 from typing import Literal
 
@@ -13,6 +14,7 @@ from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.shared import DeviceLayout, Layout
 
 _LENGTH_BYTES = 4
+NUM_WAITS = 20  # parts of a deadline; of a pause in which this process does not run either, only one of them passes
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
@@ -117,19 +119,37 @@ Report = Ready | Refused | Ended | Answer
 
 
 class Pipe:
-    """One end of a stream socket between two processes of one host. Any thread may send, one receives."""
+    """One end of a stream socket between two processes of one host. Any thread may send, one receives.
 
-    def __init__(self, sock: socket.socket) -> None:
+    `send_timeout_s`: how long the other end may take nothing; None: for ever.
+    """
+
+    def __init__(self, sock: socket.socket, *, send_timeout_s: float | None = None) -> None:
+        if send_timeout_s is not None:  # not `settimeout`, which would bound reading, too
+            seconds, rest = divmod(send_timeout_s / NUM_WAITS, 1)
+            sock.setsockopt(
+                socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(seconds), int(rest * 1e6) or 1)
+            )
         self._sock = sock
         self._file = sock.makefile("rb")
         self._lock = threading.Lock()
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: Order | Report | Copy | Copied) -> None:
-        """Raises OSError when the other end is gone."""
+        """Raises OSError when the other end is gone, TimeoutError, which is one, when it takes nothing."""
         body = self._encoder.encode(message)
         with self._lock:
-            self._sock.sendall(len(body).to_bytes(_LENGTH_BYTES) + body)
+            self._send(memoryview(len(body).to_bytes(_LENGTH_BYTES) + body))
+
+    def _send(self, data: memoryview) -> None:
+        num_waits = 0
+        while data:
+            try:
+                data, num_waits = data[self._sock.send(data) :], 0
+            except BlockingIOError:
+                num_waits += 1
+                if num_waits == NUM_WAITS:
+                    raise TimeoutError("the other end of the pipe takes nothing") from None
 
     def say(self, message: Copied) -> None:
         """Send; lost when the other end is gone."""

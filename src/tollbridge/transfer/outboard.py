@@ -14,7 +14,7 @@ published is held back here until it has been computed (gate.py).
 
 Ends. The I/O process ends when the pipe does, so it outlives no engine. When it dies first, and not before the kernel
 says that it is gone and so writes no more, every active transfer ends as failed(io_lost), and the medium takes no new
-ones: the same as when an I/O thread fails.
+ones: the same as when an I/O thread fails. One that is stopped, and so would stop the engine, is made to end like that.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,13 +47,14 @@ from tollbridge.transfer.base import (
     TransferStatistics,
 )
 from tollbridge.transfer.compose import require_layer, require_load, require_table
-from tollbridge.transfer.copies import CopyDesk
 from tollbridge.transfer.frames import NO_TRANSFER, transfer_key
 from tollbridge.transfer.gate import Gate
 from tollbridge.transfer.ledger import Ledger
+from tollbridge.transfer.lent import lend
 from tollbridge.transfer.memory import HostMemory
 from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.orders import (
+    NUM_WAITS,
     Abandon,
     Answer,
     Ended,
@@ -69,7 +71,6 @@ from tollbridge.transfer.orders import (
     Start,
     reports,
 )
-from tollbridge.transfer.shared import DeviceLayout, Layout, SharedBuffer
 from tollbridge.transfer.stage import PASSED, Fence
 from tollbridge.transfer.staging import DeviceMemory
 from tollbridge.transfer.tally import Tally, Verdict
@@ -85,59 +86,82 @@ _LOST = Answer()  # what a process that is gone says: nothing is connected, and 
 def make_sender(memory: KVMemory, fingerprint: Fingerprint, options: TransferOptions) -> KVSender:
     """Return the prefill side, in a process of its own where that can be."""
     if _is_outboard(memory, options):
-        return OutboardSender(memory, fingerprint, options)
+        try:
+            return OutboardSender(memory, fingerprint, options)
+        except OSError as error:
+            _stay_inside(error, options)
     return TcpSender(memory, fingerprint, options)
 
 
 def make_receiver(memory: KVMemory, fingerprint: Fingerprint, options: TransferOptions) -> KVReceiver:
     """Return the decode side, in a process of its own where that can be."""
     if _is_outboard(memory, options):
-        return OutboardReceiver(memory, fingerprint, options)
+        try:
+            return OutboardReceiver(memory, fingerprint, options)
+        except OSError as error:
+            _stay_inside(error, options)
     return TcpReceiver(memory, fingerprint, options)
 
 
 class Outboard:
     """One I/O process, and the conversation with it: what both sides share.
 
-    Raises what the medium raises over there (ConfigError, StartupError).
+    Raises what the medium raises over there (ConfigError, StartupError), OSError when this machine has no memory to
+    share, or no process to give.
     """
 
     def __init__(
         self, side: Literal["send", "receive"], memory: KVMemory, fingerprint: Fingerprint, options: TransferOptions
     ) -> None:
-        self.ledger = Ledger(options.media)
+        self.ledger = Ledger(options.media, io="process")
         self._side: Literal["send", "receive"] = side
+        self._answer_timeout_s = options.answer_timeout_s
+        self._given_up = ""  # why it was ended, if it was
         self._asking = threading.Lock()
         self._answers = queue.SimpleQueue[Answer]()
-        self._shared = shared = _share(memory, options, name=f"kv-{side}-copies")
+        self._shared = shared = lend(memory, options, name=f"kv-{side}-copies")
         ours, theirs = socket.socketpair()
-        self._pipe = Pipe(ours)
-        with theirs:
-            self._process = _spawn(theirs.fileno(), *shared.fds)
+        self._pipe = Pipe(ours, send_timeout_s=options.answer_timeout_s)
+        try:
+            with theirs:
+                self._process = _spawn(theirs.fileno(), *shared.fds)
+        except OSError:
+            shared.passed_on()  # to nobody: what waits for the other end sees that it is gone
+            shared.close()
+            self._pipe.close()
+            raise
         shared.passed_on()
         self.pid = self._process.pid
         level = logging.getLogger("tollbridge").getEffectiveLevel()
         self.tell(Start(side, options, fingerprint, shared.layout, level))
         self.address = self._await_ready(ours)
+        self._gone = threading.Event()
         self._thread = threading.Thread(target=self._listen, name=f"kv-{side}-outboard", daemon=True)
+        self._watch_thread = threading.Thread(target=self._watch, name=f"kv-{side}-watch", daemon=True)
         self._thread.start()
+        self._watch_thread.start()
 
     def hold(self, fence: Fence) -> None:
         """Let nothing that is asked for from now on touch the memory before `fence` is behind us."""
         self._shared.hold(fence)
 
     def tell(self, order: Order) -> None:
-        """Give an order; lost when the process is gone."""
+        """Give an order; lost when the process is gone. One that takes no orders is ended."""
         try:
             self._pipe.send(order)
+        except TimeoutError:
+            self._end_stopped("took no order")
         except OSError:
             return
 
     def ask(self, order: Rewind | Inspect) -> Answer:
-        """Give an order and wait until it was obeyed, or the process is gone."""
+        """Give an order and wait until it was obeyed, or the process is gone. One that gives no answer is ended."""
         with self._asking:
             self.tell(order)
-            answer = self._answers.get()
+            answer = self._maybe_answer()
+            if answer is None:
+                self._end_stopped("gave no answer")
+                answer = self._last_answer()
             if answer is _LOST:
                 self._answers.put(_LOST)  # for whoever asks next
             return answer
@@ -154,15 +178,42 @@ class Outboard:
     def close(self) -> None:
         """Let it end everything as cancelled(shutdown); return when it is gone. Idempotent."""
         self.ledger.close()
-        if not self._thread.is_alive():
-            return
-        self._pipe.shut()
-        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            self._pipe.shut()
+            self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
             self._process.kill()
             self._thread.join()
+        self._watch_thread.join()
 
     # ── inside ──
+
+    def _watch(self) -> None:
+        """Ask now and then while a transfer is active: a process that is stopped keeps none of its deadlines."""
+        while not self._gone.wait(self._answer_timeout_s / 2):
+            if self.ledger.active():
+                self.inspect()
+
+    def _maybe_answer(self) -> Answer | None:
+        for _ in range(NUM_WAITS):
+            with suppress(queue.Empty):
+                return self._answers.get(timeout=self._answer_timeout_s / NUM_WAITS)
+        return None
+
+    def _last_answer(self) -> Answer:
+        """Wait until the process is gone: until then it may still read the blocks."""
+        while (answer := self._answers.get()) is not _LOST:
+            pass
+        return answer
+
+    def _end_stopped(self, what: str) -> None:
+        """End a process that hangs, or is stopped: its transfers fail, so that nobody waits for them."""
+        if not self._given_up:
+            self._given_up = f"The KV I/O process of this worker {what} for {self._answer_timeout_s:g} s and was ended."
+            logger.error(
+                "%s Prompts are computed where they are decoded from now on: restart the worker.", self._given_up
+            )
+        self._process.kill()
 
     def _await_ready(self, ours: socket.socket) -> tuple[str, int]:
         ours.settimeout(_START_S)
@@ -194,8 +245,9 @@ class Outboard:
         status = self._process.wait()
         self._shared.close()  # from here on nothing touches the blocks
         self.ledger.close()
-        self._give_up(f"The KV I/O process of this worker ended (exit status {status}).")
+        self._give_up(self._given_up or f"The KV I/O process of this worker ended (exit status {status}).")
         self._answers.put(_LOST)
+        self._gone.set()
         self._pipe.close()
 
     def _give_up(self, detail: str) -> None:
@@ -325,52 +377,11 @@ def _is_outboard(memory: KVMemory, options: TransferOptions) -> bool:
     return can and options.io != "threads"
 
 
-class _SharedCache:
-    """KV in host memory, which the I/O process maps."""
-
-    def __init__(self, memory: HostMemory) -> None:
-        assert memory.shared_fd is not None
-        self.fds: tuple[int, ...] = (memory.shared_fd,)
-        self.layout: Layout | DeviceLayout = Layout.of(memory)
-
-    def passed_on(self) -> None:
-        """Nothing is ours."""
-
-    def hold(self, fence: Fence) -> None:
-        """Nothing is issued: what the CPU did is done."""
-
-    def close(self) -> None:
-        """Nothing is under way."""
-
-
-class _SharedRing:
-    """KV on a device: a ring that both processes map, and the desk that copies between the two."""
-
-    def __init__(self, memory: DeviceMemory, options: TransferOptions, *, name: str) -> None:
-        self.layout = DeviceLayout.of(memory, options)
-        self._ring = SharedBuffer(self.layout.ring_bytes)
-        copier = memory.copier(
-            memoryview(self._ring.data), num_slots=self.layout.num_slots, slot_bytes=self.layout.slot_bytes
-        )
-        ours, self._theirs = socket.socketpair()
-        self.fds: tuple[int, ...] = (self._ring.fd, self._theirs.fileno())
-        self._desk = CopyDesk(Pipe(ours), copier, name=name)
-
-    def passed_on(self) -> None:
-        self._theirs.close()
-
-    def hold(self, fence: Fence) -> None:
-        self._desk.hold(fence)
-
-    def close(self) -> None:
-        self._desk.close()
-
-
-def _share(memory: KVMemory, options: TransferOptions, *, name: str) -> _SharedCache | _SharedRing:
-    if isinstance(memory, HostMemory):
-        return _SharedCache(memory)
-    assert isinstance(memory, DeviceMemory)
-    return _SharedRing(memory, options, name=name)
+def _stay_inside(error: OSError, options: TransferOptions) -> None:
+    """Say that threads of this process move the KV, where any would do; StartupError where a process was asked for."""
+    if options.io == "process":
+        raise StartupError(f"There can be no KV I/O process ({error}): set transfer.io to auto or threads.") from None
+    logger.warning("KV is moved by threads of the engine's process: there can be no I/O process (%s).", error)
 
 
 def _spawn(*fds: int) -> subprocess.Popen[bytes]:

@@ -177,4 +177,5 @@ CONNECTOR = [
     _of_connector("waiting_prefill_tokens", "gauge", "Prompt tokens of requests that wait."),
     _of_connector("kv_bytes_per_token", "gauge", "KV bytes of a token, all layers and ranks."),
     _of_connector("max_num_batched_tokens", "gauge", "Token budget of a step."),
+    _of_connector("io_processes", "gauge", "I/O processes that move KV; 0: threads do."),
 ]

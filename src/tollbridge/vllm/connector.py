@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -144,7 +145,7 @@ class TollbridgeConnector(base.KVConnectorBase_V1):
             ready=AtOnce(),
             tp_rank=rank,
         )
-        self._note_facts(layout)
+        self._note_facts(layout, [side.statistics().io for side in (sender, receiver) if side is not None])
         where = ":".join(map(str, sender.address)) if sender is not None else "no port (kv_consumer)"
         logger.info(
             "Tollbridge listens for KV on %s: %d layers, %d blocks of %d tokens, %d bytes per block and layer (%s).",
@@ -221,12 +222,16 @@ class TollbridgeConnector(base.KVConnectorBase_V1):
 
     # ── inside ──
 
-    def _note_facts(self, layout: CacheLayout) -> None:
-        """Let routers know what a token of KV weighs on the wire, all ranks together, and the budget of a step."""
+    def _note_facts(self, layout: CacheLayout, io: Sequence[str]) -> None:
+        """Let routers know what a token of KV weighs on the wire, all ranks together, and the budget of a step.
+
+        `io` says who moves the KV, of each side.
+        """
         config, tally_ = self._vllm_config, self._at_worker.tally
         block_bytes = layout.block_bytes * len(layout.regions) * config.parallel_config.tensor_parallel_size
         tally_.note("kv_bytes_per_token", block_bytes / config.cache_config.block_size)
         tally_.note("max_num_batched_tokens", config.scheduler_config.max_num_batched_tokens)
+        tally_.note("io_processes", io.count("process"))
 
     @property
     def _at_scheduler(self) -> SchedulerSide:

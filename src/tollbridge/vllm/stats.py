@@ -15,6 +15,7 @@ vllm:tollbridge_max_pinned_blocks                  their bound: beyond it the ne
 vllm:tollbridge_waiting_prefill_tokens             prompt tokens of requests that have not begun to run
 vllm:tollbridge_kv_bytes_per_token                 KV of a token, all layers and ranks
 vllm:tollbridge_max_num_batched_tokens             token budget of a step
+vllm:tollbridge_io_processes                       that move KV, one for each direction; 0: threads do
 """
 
 # vLLM is not installed where types are checked: its classes are Any.
@@ -92,6 +93,7 @@ class TollbridgePromMetrics(KVConnectorPromMetrics):
             "waiting_prefill_tokens": self._gauge("waiting_prefill_tokens", "Prompt tokens of requests that wait."),
             "kv_bytes_per_token": self._gauge("kv_bytes_per_token", "KV bytes of a token, all layers and ranks."),
             "max_num_batched_tokens": self._gauge("max_num_batched_tokens", "Token budget of a step."),
+            "io_processes": self._gauge("io_processes", "I/O processes that move KV; 0: threads do."),
         }
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
