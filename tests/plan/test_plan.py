@@ -214,8 +214,11 @@ def test_prefill_goes_through_its_points() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"links": [{"goodput": "0 MB/s"}]}, "goodput must be one rate above 0"),
+        ({"links": [{"goodput": "0 MB/s"}]}, "goodput must be one rate of 1 B/s or more"),
         ({"links": [{"goodput": ["1 MB/s", "2 MB/s", "3 MB/s"]}]}, "lowest and the highest"),
+        ({"links": [{"goodput": "1e300 B/s"}]}, "give a rate such as"),
+        ({"engine": {"prefill": {"per_token": "1e-300 s"}}}, "Prefill needs measured points"),
+        ({"engine": {"prefill": {"per_token": "1e300 s"}}}, "give a time such as"),
         ({"engine": {"gpu": "abacus"}}, "abacus"),
         ({"kv_dtype": "int3"}, "int3"),
         ({"model": "/nowhere"}, "config.json"),
@@ -224,6 +227,11 @@ def test_prefill_goes_through_its_points() -> None:
 def test_senseless_inputs_get_one_sentence(model: str, values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_plan(_input(**({"model": model} | values)))
+
+
+def test_a_transport_that_stages_nothing_is_never_killed(model: str) -> None:
+    memory = make_plan(_input(model, memory={"limit": "16 GiB", "staging_copies": 0})).memory
+    assert memory is not None and memory.requests_until_killed is None
 
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from tollbridge.config.quantity import LARGEST
 from tollbridge.errors import ConfigError
 
 VERSION = 1
-NonNegative = Annotated[float, Meta(ge=0)]
+NonNegative = Annotated[float, Meta(ge=0, le=LARGEST)]
 
 
 class PrefillFit(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,12 +40,14 @@ class DecodeFit(msgspec.Struct, frozen=True, kw_only=True):
 class EngineCalibration(msgspec.Struct, frozen=True, kw_only=True):
     prefill: PrefillFit
     decode: DecodeFit | None = None
-    max_num_batched_tokens: int | None = None  # the token budget of a step that the fit counted chunks with
+    max_num_batched_tokens: Annotated[int, Meta(ge=1)] | None = (
+        None  # the token budget of a step that the fit counted chunks with
+    )
     samples: list[Any] = []
 
 
 class LinkCalibration(msgspec.Struct, frozen=True, kw_only=True):
-    goodput_bytes_per_s: Annotated[float, Meta(gt=0)]
+    goodput_bytes_per_s: Annotated[float, Meta(gt=0, le=LARGEST)]
     raw_bytes_per_s: NonNegative | None = None
     rtt_s: NonNegative | None = None
     streams: int | None = None

@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from tollbridge.config.deploy import DeployConfig
+from tollbridge.config.quantity import LARGEST
 
 DEFAULT_TENANT = "default"  # whose keys stand in `router.api_keys`, or everybody where there are no keys
-LARGEST = 1e300  # YAML and JSON readers know infinity, no quantity here is
 Port = Annotated[int, Meta(ge=0, le=65535)]  # 0: choose one
 Count = Annotated[int, Meta(ge=1)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]

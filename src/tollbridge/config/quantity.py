@@ -18,6 +18,7 @@ _RATES = {"bit/s": 1 / 8, "kb/s": 1e3 / 8, "mb/s": 1e6 / 8, "gb/s": 1e9 / 8, "kb
     "mib/s": 2**20 / 8,
 }
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+LARGEST = 1e18  # bytes, seconds, bytes per second: what is beyond is a slip of the keyboard, and sums of it overflow
 ETHERNET_SHARE = 0.94  # of the line rate that TCP carries as payload: headers, gaps between frames, acknowledgements
 
 
@@ -74,7 +75,7 @@ def _split(text: str | float, param: str, wanted: str) -> tuple[float, str]:
     if isinstance(text, bool):
         raise ConfigError(f"{param} is {text!r}: give {wanted}.", param=param)
     match = _QUANTITY.fullmatch(str(text))
-    if match is None:
+    if match is None or float(match[1]) > LARGEST:
         raise ConfigError(f"{param} is {text!r}: give {wanted}.", param=param)
     return float(match[1]), match[2]
 

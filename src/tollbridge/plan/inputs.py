@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +9,8 @@ import msgspec
 import yaml
 from msgspec import Meta
 
-from tollbridge.config.cluster import LARGEST, Count, Fraction, Positive, SloConfig
-from tollbridge.config.quantity import parse_bytes, parse_rate, parse_seconds
+from tollbridge.config.cluster import Count, Fraction, Positive, SloConfig
+from tollbridge.config.quantity import LARGEST, parse_bytes, parse_rate, parse_seconds
 from tollbridge.errors import ConfigError
 from tollbridge.plan.prefill import Sample
 
@@ -71,7 +70,9 @@ class MemoryInput(_Section, frozen=True, kw_only=True):
 
 
 class PlanInput(_Section, frozen=True, kw_only=True):
-    model: str | None = None  # a folder, a config.json, or a hub id that is in the local cache
+    model: Annotated[str, Meta(pattern=r"^[^\x00]*$")] | None = (
+        None  # a folder, a config.json, or a hub id that is in the local cache
+    )
     kv_dtype: str | None = None
     engine: EngineInput = EngineInput()
     links: list[LinkInput] = []
@@ -153,8 +154,8 @@ def _link(link: LinkInput) -> Link:
     given = link.goodput if isinstance(link.goodput, list) else [link.goodput]
     param = f"links.{link.name}.goodput" if link.name else "goodput"
     rates = [parse_rate(value, param) for value in given]
-    if not 1 <= len(rates) <= 2 or not 0 < min(rates) <= max(rates) < math.inf:
-        raise ConfigError(f"{param} must be one rate above 0, or the lowest and the highest.", param="links")
+    if not 1 <= len(rates) <= 2 or min(rates) < 1:
+        raise ConfigError(f"{param} must be one rate of 1 B/s or more, or the lowest and the highest.", param="links")
     name = link.name or f"a link of {'–'.join(str(value) for value in given)}"
     return Link(name=name, low=min(rates), high=max(rates))
 

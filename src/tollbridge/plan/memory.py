@@ -41,7 +41,8 @@ def memory_of(
 ) -> Memory:
     """Return the memory of a worker whose requests have `request_kv` bytes of KV each."""
     base = (DEFAULT_PROCESS_BYTES if process is None else process) + shm
-    staged = concurrency * request_kv * staging_copies
+    each = request_kv * staging_copies
+    staged = concurrency * each
     needed = (base + ring) * (1 + MARGIN)
     unbounded = (base + staged) * (1 + MARGIN)
     room = None if limit is None else max(limit - base, 0.0)
@@ -57,7 +58,5 @@ def memory_of(
         limit=limit,
         fits=None if limit is None else needed <= limit,
         fits_unbounded=None if limit is None else unbounded <= limit,
-        requests_until_killed=None
-        if room is None or not request_kv
-        else int(room // (request_kv * staging_copies)) + 1,
+        requests_until_killed=None if room is None or not each else int(room // each) + 1,
     )

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from tollbridge.config.quantity import LARGEST
 from tollbridge.errors import ConfigError
+
+LEAST_S = 1e-9  # of a prefill: less is none
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,8 +25,10 @@ class Prefill:
     line goes on. One point is a time per token."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
-        if not samples or any(sample.tokens < 1 or sample.seconds <= 0 for sample in samples):
-            raise ConfigError("Prefill needs measured points with tokens >= 1 and seconds > 0.", param="prefill")
+        if not samples or any(sample.tokens < 1 or not LEAST_S <= sample.seconds <= LARGEST for sample in samples):
+            raise ConfigError(
+                "Prefill needs measured points with tokens >= 1 and seconds from 1e-9 on.", param="prefill"
+            )
         self.samples = sorted(samples, key=lambda sample: sample.tokens)
         self._tokens = [0, *(sample.tokens for sample in self.samples)]
         self._seconds = [0.0, *(sample.seconds for sample in self.samples)]

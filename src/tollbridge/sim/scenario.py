@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from tollbridge.config.calibration import DecodeFit, PrefillFit
-from tollbridge.config.cluster import LARGEST, Count, Fraction, Positive, SloConfig
+from tollbridge.config.cluster import Count, Fraction, Positive, SloConfig
+from tollbridge.config.quantity import LARGEST
 from tollbridge.errors import ConfigError
 
 NonNegative = Annotated[float, Meta(ge=0, le=LARGEST)]
