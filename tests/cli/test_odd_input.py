@@ -1,5 +1,7 @@
 """Every command with files, addresses and numbers that are none: one sentence on stderr, the right exit code."""
 
+import io
+import json
 from pathlib import Path
 
 import pytest
@@ -135,6 +137,14 @@ def test_nobody_there(tokens: list[str], capsys: pytest.CaptureFixture[str]) -> 
 def test_manifests_that_are_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert "holds no manifests" in _refused(["deploy", "validate", "folder"], 2, capsys)
     assert "does not exist" in _refused(["deploy", "validate", "none"], 2, capsys)
+    assert "--jsno does not exist" in _refused(["deploy", "validate", "--jsno"], 2, capsys)
+
+
+def test_manifests_from_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("{a: ["))
+    assert main.run(["deploy", "validate", "-", "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["files"] == ["-"] and [each["rule"] for each in said["findings"]] == ["yaml"]
 
 
 def test_a_kept_secret_that_is_none(

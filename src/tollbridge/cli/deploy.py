@@ -70,7 +70,7 @@ def render(
     "are judged together. One finding each: where, what, why, the mend. Exit code 1 when there are any."
 )
 def validate(
-    *files: Annotated[Path, Parameter(help="Files or folders; - reads stdin.")],
+    *files: Annotated[Path, Parameter(allow_leading_hyphen=True, help="Files or folders; - reads stdin.")],
     json: Annotated[bool, Parameter(negative=(), help="Print one JSON document.")] = False,
 ) -> int:
     """Say what is wrong with manifests."""

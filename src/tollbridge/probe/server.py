@@ -220,4 +220,4 @@ def _message(body: bytes) -> str:
         text = str(inner.get("message", "") if isinstance(inner, dict) else inner)
     except (msgspec.DecodeError, AttributeError):
         text = body.decode(errors="replace")
-    return " ".join(text.split())[:300] or "(nothing more)"
+    return " ".join(text.split())[:300] or "nothing more"
