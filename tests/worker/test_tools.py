@@ -20,6 +20,7 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 DEEP = '{"a":' * 5000
 DEEP_CALL = OPEN + '{"name": "now", "arguments": ' + DEEP + CLOSE
 ASKED = {"messages": [{"role": "user", "content": "hi"}], "tools": [TOOL]}
+LIST_TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "array"}}}
 NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
@@ -53,6 +54,21 @@ def test_reading(text: str, content: str, expected: list[tuple[str, Any]]) -> No
     said = read(text)
     assert said.content == content
     assert calls(said) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "expected"),
+    [
+        ('\n{"name": "weather", "arguments": {"city": "Os', "", [("weather", '{"city": "Os')]),
+        ('\n{"name": "a\\"b", "arguments": ', "", [('a"b', "")]),
+        ('\n{"name": "weat', OPEN + '\n{"name": "weat', []),
+    ],
+)
+def test_a_forced_call_is_told_as_far_as_it_got(text: str, content: str, expected: list[tuple[str, str]]) -> None:
+    said = read(OPEN + text, is_forced=True)
+    assert said.content == content
+    assert [(call.function.name, call.function.arguments) for call in said.calls] == expected
+    assert read(OPEN + text).calls == []
 
 
 def test_of_several_calls_only_the_first_if_so_wished() -> None:
@@ -112,6 +128,17 @@ async def test_stream(client: Client) -> None:
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize(("choice", "finish"), [("required", "tool_calls"), (NAMED, "stop"), ("auto", "tool_calls")])
+async def test_how_a_call_ends(client: Client, choice: object, finish: str) -> None:
+    """OpenAI and vLLM: a tool that the request names is no news."""
+    client.engine.script = saying(OPEN + WEATHER + CLOSE)
+    asked = {**ASKED, "tool_choice": choice}
+    whole = (await client.post("/v1/chat/completions", asked))[1]["choices"][0]
+    last = (await client.stream("/v1/chat/completions", asked))[-1]["choices"][0]
+    assert whole["finish_reason"] == last["finish_reason"] == finish
+    assert whole["message"]["tool_calls"][0]["function"]["name"] == "weather"
+
+
 @pytest.mark.parametrize("more", [{"tool_choice": "none"}, {"tools": None}])
 async def test_without_tools_text_stays_text(client: Client, more: dict[str, object]) -> None:
     client.engine.script = saying(OPEN + WEATHER + CLOSE)
@@ -128,8 +155,12 @@ async def test_without_tools_text_stays_text(client: Client, more: dict[str, obj
         ({"tools": [{"type": "function", "function": {"name": "a", "colour": 1}}]}, "tools"),
         ({"tools": None, "tool_choice": "auto"}, "tool_choice"),
         ({"tool_choice": "perhaps"}, "tool_choice"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": NAMED}, "tool_choice"),
+        ({"tools": None, "tool_choice": "required"}, "tool_choice"),
+        ({"tools": None, "tool_choice": NAMED}, "tool_choice"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
+        ({"tool_choice": NAMED, "structured_outputs": {"regex": "a"}}, "tool_choice"),
+        ({"tool_choice": NAMED, "tools": [LIST_TOOL]}, "tools"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"continue_final_message": True}, "continue_final_message"),
         (

@@ -18,13 +18,13 @@ from tollbridge.wire.params import TransferParams, WorkerReport
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
-StructureKind = Literal["json", "json_object", "regex", "choice", "grammar"]
+StructureKind = Literal["json", "json_object", "regex", "choice", "grammar", "calls"]
 
 
 @dataclass(frozen=True)
 class Structure:
     """What the output must look like. `text` is a JSON schema, a regular expression, a JSON list of strings or a
-    grammar (Lark or GBNF); empty for any JSON object."""
+    grammar (Lark or GBNF; Lark that of tool calls); empty for any JSON object."""
 
     kind: StructureKind
     text: str = ""

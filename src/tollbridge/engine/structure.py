@@ -146,6 +146,8 @@ def _grammar(library: Any, structure: Structure) -> str:
         if not choices:
             raise ValueError("there is nothing to choose from")
         return str(make.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices))))
+    if structure.kind == "calls":
+        return str(make.grammar_from_lark(structure.text))
     return str(library.grammar_from("grammar", structure.text))
 
 

@@ -154,4 +154,4 @@ async def _check_structure(door: Door, asked: Asked, structure: Structure | None
     try:
         await door.prompts.beside(lambda: door.engine.check_structure(structure))
     except RequestError as error:
-        raise type(error)(error.message, param=param_of(asked.response_format)) from None
+        raise type(error)(error.message, param=param_of(structure, asked.response_format)) from None

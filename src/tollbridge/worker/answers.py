@@ -174,8 +174,9 @@ class ChatAnswer:
 
     def _ending(self, choice: Choice, output: StepOutput) -> dict[str, Any]:
         ending, tools = _ending(self._job, choice, output), choice.branch.tools
-        has_called = tools is not None and tools.num_calls > 0
-        return ending | {"finish_reason": "tool_calls"} if has_called and output.finish_reason == "stop" else ending
+        if tools is None or not tools.num_calls or output.finish_reason != "stop":
+            return ending
+        return ending | {"finish_reason": tools.finish_reason}
 
     def _logprobs(self, choice: Choice, output: StepOutput) -> wire.ChatLogprobs | None:
         num_top = choice.branch.sampling.logprobs

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tollbridge.engine.base import ModelInfo, SamplingParams, Tokenizer
+from tollbridge.engine.base import ModelInfo, SamplingParams, Structure, Tokenizer
 from tollbridge.errors import ContextLengthError, RequestError
 from tollbridge.wire.openai import ChatCompletionRequest, CompletionRequest
+from tollbridge.worker.forced import maybe_calls
 from tollbridge.worker.prompts import split_prompts
 from tollbridge.worker.structured import maybe_structure
 
@@ -41,7 +42,7 @@ def common_params(asked: Asked, model: ModelInfo, tokenizer: Tokenizer) -> Sampl
         logit_bias=_logit_bias(asked.logit_bias, model.vocab_size),
         allowed_token_ids=_token_ids("allowed_token_ids", asked.allowed_token_ids, model.vocab_size),
         bad_words=_bad_words(asked.bad_words, tokenizer, model.vocab_size),
-        structure=maybe_structure(asked.response_format, asked.structured_outputs),
+        structure=_structure(asked),
         stop=_stop_strings(asked.stop),
         stop_token_ids=_token_ids("stop_token_ids", asked.stop_token_ids, model.vocab_size),
         include_stop=asked.include_stop_str_in_output,
@@ -99,6 +100,15 @@ def _check_ranges(asked: Asked) -> None:
         f"must be within {1 / MAX_REPETITION:g} and {MAX_REPETITION:g}, got {repetition}",
     )
     _require(asked.min_tokens >= 0, "min_tokens", f"must be 0 or more, got {asked.min_tokens}")
+
+
+def _structure(asked: Asked) -> Structure | None:
+    """Return what the output must look like: calls of tools that must come, or the shape that is asked for."""
+    shape = maybe_structure(asked.response_format, asked.structured_outputs)
+    calls = maybe_calls(asked) if isinstance(asked, ChatCompletionRequest) else None
+    one = shape is None or calls is None
+    _require(one, "tool_choice", "asks for a call, so that the answer can have no other structure")
+    return shape or calls
 
 
 def _max_tokens(asked: Asked, model: ModelInfo, num_prompt_tokens: int) -> int:

@@ -19,8 +19,10 @@ def maybe_structure(wanted: ResponseFormat | None, outputs: StructuredOutputs | 
     return first or second
 
 
-def param_of(wanted: ResponseFormat | None) -> str:
+def param_of(structure: Structure, wanted: ResponseFormat | None) -> str:
     """Return the parameter that a structure came from."""
+    if structure.kind == "calls":
+        return "tools"
     return "response_format" if wanted is not None and wanted.type != "text" else "structured_outputs"
 
 

@@ -3,20 +3,25 @@
     <tool_call>{"name": …, "arguments": {…}}</tool_call>
 
 The chat template describes the tools to the model; this reads what it answers. Text passes as it comes, but for what
-may be the beginning of a tag. A call is told when it is complete; what turns out to be none comes as text.
+may be the beginning of a tag. A call is told when it is complete; what turns out to be none comes as text. A call that
+the request demands (`forced.py`) is told as far as it got, if the answer ends within its arguments.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import secrets
 from dataclasses import dataclass, field
 
 import msgspec
 
-from tollbridge.errors import RequestError, UnsupportedError
+from tollbridge.errors import RequestError
 from tollbridge.wire.openai import ChatCompletionRequest, FunctionCall, Tool, ToolCall
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+
+_OPENING = re.compile(r'\s*\{"name": ("(?:[^"\\]|\\.)*+"), "arguments": ')
 
 
 class _Written(msgspec.Struct, frozen=True):
@@ -35,10 +40,15 @@ class Said:
 
 
 class ToolReader:
-    """Reads one answer, piece by piece. With `only_one` calls beyond the first are dropped."""
+    """Reads one answer, piece by piece. With `only_one` calls beyond the first are dropped; `is_forced`: it is a call.
 
-    def __init__(self, *, only_one: bool = False) -> None:
+    `finish_reason` is what tells the client that the answer ended with calls.
+    """
+
+    def __init__(self, *, only_one: bool = False, is_forced: bool = False, finish_reason: str = "tool_calls") -> None:
+        self.finish_reason = finish_reason
         self._only_one = only_one
+        self._is_forced = is_forced
         self._rest = ""  # text that may be a tag or the start of one, or the inside of a call
         self._is_inside = False
         self._skips_space = False  # models write line breaks between calls
@@ -86,21 +96,19 @@ class ToolReader:
         said.content += text
 
     def _take(self, said: Said, inner: str, raw: str) -> None:
-        try:
-            written = msgspec.json.decode(inner, type=_Written)
-        except (msgspec.DecodeError, UnicodeError, RecursionError):
+        call = _maybe_call(inner) or (_maybe_cut(inner) if self._is_forced else None)
+        if call is None:
             said.content += raw
             return
         self._skips_space = True
         if self._only_one and self.num_calls:
             return
-        call = FunctionCall(name=written.name, arguments=_arguments(bytes(written.arguments)))
         said.calls.append(ToolCall(id=f"call_{secrets.token_hex(12)}", function=call, index=self.num_calls))
         self.num_calls += 1
 
 
 def check_tools(asked: ChatCompletionRequest) -> None:
-    """Refuse a choice of tools that contradicts itself, or that would bind the model to call one."""
+    """Refuse a choice of tools that contradicts itself."""
     choice, tools = asked.tool_choice, asked.tools
     if tools is not None and not tools:
         raise RequestError('Parameter "tools" must not be empty: leave it out.', param="tools")
@@ -108,28 +116,46 @@ def check_tools(asked: ChatCompletionRequest) -> None:
         return
     if tools is None:
         raise RequestError('Parameter "tool_choice" needs "tools".', param="tool_choice")
-    if choice == "auto":
+    if isinstance(choice, str):
+        if choice not in ("auto", "required"):
+            known = "none, auto, required or one of the tools"
+            raise RequestError(f'Parameter "tool_choice" must be {known}.', param="tool_choice")
         return
-    _require_known(choice, [tool.function.name for tool in tools])
-    raise UnsupportedError(
-        'Parameter "tool_choice" may be "none" or "auto" here: the embedded engine cannot bind a model to call a tool.',
-        param="tool_choice",
-    )
-
-
-def _require_known(choice: str | Tool, names: list[str]) -> None:
-    if isinstance(choice, str) and choice != "required":
-        known = "none, auto, required or one of the tools"
-        raise RequestError(f'Parameter "tool_choice" must be {known}.', param="tool_choice")
-    if not isinstance(choice, str) and choice.function.name not in names:
+    names = [tool.function.name for tool in tools]
+    if choice.function.name not in names:
         raise RequestError(f'Parameter "tool_choice" names none of {", ".join(names)[:200]}.', param="tool_choice")
 
 
 def maybe_reader(asked: ChatCompletionRequest) -> ToolReader | None:
     """Return what reads the answer to `asked`, None when no tool may be called."""
-    if asked.tools is None or asked.tool_choice == "none":
+    choice = asked.tool_choice
+    if asked.tools is None or choice == "none":
         return None
-    return ToolReader(only_one=not asked.parallel_tool_calls)
+    return ToolReader(
+        only_one=not asked.parallel_tool_calls,
+        is_forced=choice not in (None, "auto"),
+        finish_reason="stop" if isinstance(choice, Tool) else "tool_calls",  # as OpenAI and vLLM
+    )
+
+
+def call_opening(name: str) -> str:
+    """Return what a call of a tool begins with, up to its arguments."""
+    return f'{{"name": {json.dumps(name, ensure_ascii=False)}, "arguments": '
+
+
+def _maybe_call(inner: str) -> FunctionCall | None:
+    """Return the call between the tags, None when there is none."""
+    try:
+        written = msgspec.json.decode(inner, type=_Written)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    return FunctionCall(name=written.name, arguments=_arguments(bytes(written.arguments)))
+
+
+def _maybe_cut(inner: str) -> FunctionCall | None:
+    """Return a call that ends within its arguments, None when it does not get so far."""
+    opening = _OPENING.match(inner)
+    return FunctionCall(name=json.loads(opening[1]), arguments=inner[opening.end() :]) if opening else None
 
 
 def _overlap(text: str, tag: str) -> int:
