@@ -69,17 +69,24 @@ DIFFERENCES: tuple[Difference, ...] = (
     _chat("`reasoning_effort`", {"reasoning_effort": "low"}, "the embedded engine has no reasoning parser"),
     _chat("a message without `content`", {"messages": [{"role": "user"}]}, "most likely a mistake", param="messages"),
     _chat(
-        "`tool_choice` required, or naming a tool",
-        {"tools": [_TOOL], "tool_choice": _NAMED},
-        "the embedded engine cannot bind a model to call a tool",
+        "another structure beside a call that is demanded",
+        {"tools": [_TOOL], "tool_choice": _NAMED, "response_format": {"type": "json_object"}},
+        "one of them would be ignored",
         param="tool_choice",
     ),
     Difference(
-        "`/v1/responses`", 200, 404, "the embedded engine has chat completions; a router passes it to vLLM",
-        path="/v1/responses", body={"model": "MODEL", "input": "Hello", "max_output_tokens": 2},
+        "arguments of a demanded call of a tool that is not `strict`", "any JSON", "within its `parameters`",
+        "a call that the tool cannot take helps nobody",
+    ),
+    Difference("`content` beside a call that is demanded", "an empty text", "null", "as OpenAI"),
+    Difference(
+        "`store` of a response", 200, 400, "nothing is stored: each request carries its conversation",
+        path="/v1/responses", body={"model": "MODEL", "input": "Hello", "max_output_tokens": 2, "store": True},
+        param="store",
     ),
     Difference(
-        "a stream of `/v1/responses` through a router", 200, 400, "it is passed as a whole answer only", where="both",
+        "a response with tools, reasoning or background work", "as the model allows", 400,
+        "the embedded engine's responses are text; chat completions have tools",
     ),
     Difference(
         "`/detokenize` of an id beyond the vocabulary", 200, 400, "it has no text",

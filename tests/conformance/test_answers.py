@@ -5,6 +5,7 @@ All draws are greedy, so the embedded engine and vLLM, which run the same weight
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.conformance.targets import Target
 from tests.support.stack import get
+from tollbridge.wire import sse
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -98,6 +100,11 @@ TOKENS: dict[str, dict[str, Any]] = {
     "neutral": {"sampling_params": {"temperature": 0, "max_tokens": 3, "detokenize": True, "prompt_logprobs": None}},
     "several": {"sampling_params": {"n": 2, "top_k": 1, "max_tokens": 3}},
     "logprobs": {"sampling_params": {"temperature": 0, "logprobs": 1, "max_tokens": 3}},
+}
+RESPONSES: dict[str, dict[str, Any]] = {
+    "text": {"input": "What is a toll?"},
+    "messages": {"input": [USER], "instructions": "Be brief."},
+    "parts": {"input": [{"role": "user", "content": [{"type": "input_text", "text": "What is a toll?"}]}]},
 }
 PLAIN: dict[str, tuple[str, dict[str, Any]]] = {
     "tokenize": ("/tokenize", {"prompt": "Hello toll"}),
@@ -191,6 +198,66 @@ def test_a_schema_is_followed(target: Target, reference: Target, stream: bool) -
     assert said[0][0] in ('"toll"', '"way"')
 
 
+CITY = {
+    "type": "object",
+    "properties": {"city": {"const": "Oslo"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+OSLO = {"type": "function", "function": {"name": "go", "parameters": CITY, "strict": True}}
+DEMANDS: dict[str, dict[str, Any]] = {
+    "required": {"tools": [OSLO], "tool_choice": "required", "parallel_tool_calls": False},
+    "named": {"tools": [WEATHER, OSLO], "tool_choice": {"type": "function", "function": {"name": "go"}}},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("case", DEMANDS)
+def test_a_call_that_is_demanded(
+    target: Target, reference: Target, taste: dict[str, int], case: str, *, stream: bool
+) -> None:
+    """The model has no sense at all: that it calls the tool, and with what, is the grammar's doing."""
+    body = {"model": "MODEL", "messages": [USER], "temperature": 0, "max_tokens": 150, "logit_bias": taste}
+    found = []
+    for server in (target, reference):
+        if stream:
+            choices = [c for chunk in server.stream(CHAT, {**body, **DEMANDS[case]}) for c in chunk["choices"]]
+            messages = [choice["delta"] for choice in choices]
+        else:
+            choices = server.ask(CHAT, {**body, **DEMANDS[case]}).json["choices"]
+            messages = [choice["message"] for choice in choices]
+        assert not any(message.get("content") for message in messages)
+        functions = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
+        name = "".join(function.get("name") or "" for function in functions)
+        arguments = "".join(function.get("arguments") or "" for function in functions)
+        found.append((name, json.loads(arguments), choices[-1]["finish_reason"]))
+    assert found[0] == found[1] == ("go", {"city": "Oslo"}, "stop" if case == "named" else "tool_calls")
+
+
+@pytest.mark.parametrize("case", RESPONSES)
+def test_responses(target: Target, reference: Target, case: str) -> None:
+    asked = {"model": "MODEL", "max_output_tokens": 6, "temperature": 0, **RESPONSES[case]}
+    said = []
+    for server in (target, reference):
+        answer = server.ask("/v1/responses", asked).json
+        (item,) = answer["output"]
+        (part,) = item["content"]
+        usage = [answer["usage"][name] for name in ("input_tokens", "output_tokens", "total_tokens")]
+        said.append((readable(part["text"]), answer["status"], answer["object"], answer["incomplete_details"], usage))
+    assert said[0] == said[1]
+    stream = target.ask("/v1/responses", {**asked, "stream": True})
+    assert stream.headers.get_content_type() == "text/event-stream"
+    events = [json.loads(event) for event in sse.Parser().feed(stream.raw) if event != b"[DONE]"]
+    deltas = [event["delta"] for event in events if event["type"] == "response.output_text.delta"]
+    assert readable("".join(deltas)) == said[0][0]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    kinds = list(dict.fromkeys(event["type"].removeprefix("response.") for event in events))
+    assert kinds[:-1] == [
+        "created", "in_progress", "output_item.added", "content_part.added", "output_text.delta",
+        "output_text.done", "content_part.done", "output_item.done",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("path", [TEXT, CHAT])
 def test_usage_of_streams(target: Target, path: str) -> None:
     case = "plain"
@@ -208,8 +275,6 @@ def test_plain_answers(target: Target, reference: Target, case: str) -> None:
 
 
 def test_models_version_health(target: Target) -> None:
-    import json
-
     models = json.loads(get(target.url + "/v1/models"))
     assert models["object"] == "list"
     assert {"id", "object", "created", "owned_by"} <= models["data"][0].keys()

@@ -121,6 +121,12 @@ def test_an_answer_that_goes_on_elsewhere(engine: EmbeddedEngine) -> None:
         (Structure("grammar", "start: nobody"), "grammar"),
         (Structure("choice", "[]"), "choice"),
         (Structure("regex", "a" * (MAX_TEXT_BYTES + 1)), "64 KiB"),
+        (Structure("json", '{"multipleOf": 123456789}'), "least common multiple"),
+        (Structure("json", '{"multipleOf": 0.123456789123}'), "least common multiple"),
+        (Structure("json", '{"\\u006dultipleOf"\n: 987654321000}'), "least common multiple"),
+        (Structure("json", '{"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}'), "least common multiple"),
+        (Structure("grammar", 'start: %json {"multipleOf": 123456789}'), "least common multiple"),
+        (Structure("json", '{"multipleOf": 1-2}'), "json"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(engine: EmbeddedEngine, structure: Structure, words: str) -> None:
@@ -128,6 +134,26 @@ def test_what_cannot_be_followed_is_refused(engine: EmbeddedEngine, structure: S
         engine.check_structure(structure)
     assert "\n" not in refusal.value.message
     assert len(refusal.value.message) < 400
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"), [("number", "0.01"), ("integer", "12"), ("integer", "86400"), ("integer", "1e6")]
+)
+def test_multiples_of_little(engine: EmbeddedEngine, kind: str, number: str) -> None:
+    engine.check_structure(Structure("json", f'{{"type": "{kind}", "multipleOf": {number}}}'))
+
+
+def test_many_alternatives(engine: EmbeddedEngine) -> None:
+    """As many as a structure's text has room for."""
+    words = [f"word{index}" for index in range(5000)]
+    _, text, finish = say(engine, Structure("choice", json.dumps(words)), max_tokens=40)
+    assert finish == "stop"
+    assert text in words
+    properties = {f"p{index}": {"type": "null"} for index in range(1500)}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    _, text, finish = say(engine, Structure("json", json.dumps(schema)), max_tokens=12)
+    assert finish in ("stop", "length")
+    assert text.lstrip().startswith("{")
 
 
 def test_what_was_compiled_is_kept(engine: EmbeddedEngine) -> None:

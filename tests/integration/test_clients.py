@@ -6,6 +6,7 @@ import json
 import socket
 import time
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import openai
@@ -64,6 +65,45 @@ def test_completions_stream(client: openai.OpenAI, model: str) -> None:
     chunks = list(client.completions.create(**ask, stream=True))  # type: ignore[call-overload]
     assert "".join(c.choices[0].text for c in chunks) == whole.choices[0].text
     assert client.models.list().data[0].id == model
+
+
+def test_responses(client: openai.OpenAI, model: str) -> None:
+    """The same text as the chat of the same meaning, whole and by events."""
+    asked: dict[str, Any] = {"model": model, "max_output_tokens": 9, "temperature": 0, "instructions": "Be brief."}
+    whole = client.responses.create(input="What is a toll?", **asked)
+    messages: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is a toll?"}]
+    chat = client.chat.completions.create(model=model, messages=messages, max_tokens=9, temperature=0)
+    assert whole.output_text == chat.choices[0].message.content
+    assert (whole.status, whole.usage.output_tokens) == ("incomplete", 9)  # type: ignore[union-attr]
+    events = list(client.responses.create(input=messages[1:], stream=True, **asked))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    assert events[-1].type == "response.incomplete"
+    assert events[-1].response.output_text == whole.output_text
+    again = [messages[1], *(item.model_dump() for item in whole.output), {"role": "user", "content": "And now?"}]
+    assert client.responses.create(input=again, **asked).usage.input_tokens > whole.usage.input_tokens  # type: ignore[union-attr]
+    with pytest.raises(openai.BadRequestError, match="previous_response_id"):
+        client.responses.create(input="More", previous_response_id=whole.id, **asked)
+
+
+def test_a_tool_that_must_be_called(client: openai.OpenAI, model: str) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    tool: Any = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    choice: Any = {"type": "function", "function": {"name": "weather"}}
+    asked: dict[str, Any] = {"model": model, "messages": MESSAGES, "tools": [tool], "tool_choice": choice}
+    whole = client.chat.completions.create(**asked, max_tokens=200).choices[0]
+    (call,) = whole.message.tool_calls or ()
+    assert call.type == "function"
+    assert (call.function.name, whole.finish_reason) == ("weather", "stop")
+    assert json.loads(call.function.arguments)["city"] in ("Oslo", "Rome")
+    chunks = list(client.chat.completions.create(**asked, max_tokens=200, stream=True))
+    (called,) = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or ()]
+    assert called.function is not None and called.function.name == "weather"
+    assert chunks[-1].choices[0].finish_reason == "stop"
 
 
 def test_nothing_internal_reaches_the_client(stack: Stack, model: str) -> None:

@@ -130,6 +130,25 @@ def test_seeded_sampling_is_equal_by_split_and_by_local(stack: Stack, seed: int)
         assert other != outputs["split"][0]
 
 
+def test_choices_share_one_load(stack: Stack, seed: int) -> None:
+    """P computes the prompt, D loads it once, and each of the n sequences goes on from there as it does locally."""
+    rng = random.Random(seed + 3)
+    prompt = [rng.randint(4, 255) for _ in range(200)]
+    more = {"temperature": 0.9, "seed": 11, "n": 3, "max_tokens": 8}
+    before = stack.wire.payload_bytes, stack.metric("d0", "tollbridge:transfer_ends_total", side="receive")
+    split = complete(stack, prompt, "split", **more)
+    happened = record(stack, split)["happened"]
+    kappa = 4 * 2 * 2 * 16 * 4  # of the tiny model: layers, K and V, heads, dimensions, bytes
+    assert happened["split_verified"] is True, f"seed {seed}: {happened}"
+    assert stack.wire.payload_bytes - before[0] == kappa * 199, f"seed {seed}"
+    assert stack.metric("d0", "tollbridge:transfer_ends_total", side="receive") == before[1] + 1
+    local = complete(stack, prompt, "local", **more)
+    ids = [[choice["token_ids"] for choice in answer.json["choices"]] for answer in (split, local)]
+    assert ids[0] == ids[1], f"seed {seed}"
+    assert len({tuple(each) for each in ids[0]}) == 3
+    assert split.json["usage"]["completion_tokens"] == 24
+
+
 def test_only_decode_generates(stack: Stack, seed: int) -> None:
     """After a split P reports one generated token, D all of them."""
     before = {w: stack.metric(w, "vllm:generation_tokens_total") for w in ("p0", "d0")}

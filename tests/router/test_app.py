@@ -205,7 +205,7 @@ class TestViews:
 
     async def test_what_is_passed_on_is_not_streamed(self) -> None:
         async with rig() as r:
-            answer = await r.post({"input": "a", "stream": True}, path="/v1/responses")
+            answer = await r.post({"input": "a", "stream": True}, path="/v1/embeddings")
             assert (answer.status, answer.json["error"]["param"]) == (400, "stream")
             assert r["p0"].seen == r["d0"].seen == []
 

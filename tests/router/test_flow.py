@@ -138,7 +138,6 @@ class TestSplit:
     @pytest.mark.parametrize(
         ("body", "reason"),
         [
-            ({"prompt": "a", "n": 2}, "several_choices"),
             ({"prompt": "a", "prompt_logprobs": 1}, "prompt_logprobs"),
             ({"prompt": "", "prompt_embeds": "AAAA"}, "prompt_embeds"),
         ],

@@ -42,7 +42,6 @@ async def test_a_whole_answer_carries_nothing_internal() -> None:
 @pytest.mark.parametrize(
     ("more", "reason"),
     [
-        ({"sampling_params": {"n": 2}}, "several_choices"),
         ({"sampling_params": {"prompt_logprobs": 1}}, "prompt_logprobs"),
         ({"features": {"mm_hashes": {}}}, "multimodal"),
         ({"content_parts": [{"type": "image_url"}]}, "multimodal"),

@@ -69,6 +69,15 @@ async def test_several_choices_are_split() -> None:
         assert (prefill.body["n"], decode.body["n"]) == (1, 3)
 
 
+async def test_several_choices_of_embedded_workers_are_split() -> None:
+    """Prefill makes one, decode all of them."""
+    async with rig(policy="split") as r:
+        assert (await r.post(STREAM | {"n": 3})).decision["choice"] == "split"
+        assert (await r.post(STREAM | {"best_of": 2})).decision["choice"] == "split"
+        bodies = [seen.body for seen in (*r["p0"].seen, *r["d0"].seen)]
+        assert [body.get("n") for body in bodies] == [1, None, 3, None]
+
+
 async def test_an_adapter_is_served_locally_and_says_so() -> None:
     async with vllm_pair(99) as r:
         cards = [{"id": "stub-model"}, {"id": "poet", "root": "/adapters/poet", "parent": "stub-model"}]

@@ -105,6 +105,7 @@ class StubWorker:
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/v1/completions", self._generate)
         app.router.add_post("/v1/chat/completions", self._generate)
+        app.router.add_post("/v1/responses", self._generate)
         if self.offers_ids:
             app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_post("/tokenize", self._tokenize)

@@ -92,8 +92,8 @@ def test_required_may_be_several(engine: EmbeddedEngine) -> None:
     calls, finish = called(engine, asked("required", [tool("now")]), seed=1, ignore_eos=False, max_tokens=200)
     assert {name for name, _ in calls} == {"now"}
     assert finish in ("stop", "length")
-    assert "call)*" in _structure(asked("required")).text
-    assert "call)*" not in _structure(asked("required", parallel_tool_calls=False)).text
+    assert " call)*" in _structure(asked("required")).text
+    assert " call)*" not in _structure(asked("required", parallel_tool_calls=False)).text
 
 
 @pytest.mark.parametrize("name", ["weather", ODD, "now"])

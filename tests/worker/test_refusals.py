@@ -243,3 +243,23 @@ async def test_prefill_leg_generates_one_token(client: Client) -> None:
     body = {"prompt": "a", "max_tokens": 2, "kv_transfer_params": params("prefill")}
     status, answer = await client.post("/v1/completions", body)
     assert (status, answer["error"]["param"]) == (400, "max_tokens")
+
+
+@pytest.mark.parametrize("field", ["response_format", "text"])
+async def test_no_depth_hurts(client: Client, field: str) -> None:
+    """What can just be read may be too deep to be written again."""
+    path = "/v1/responses" if field == "text" else "/v1/chat/completions"
+    asked = b'"input": "a"' if field == "text" else b'"messages": [{"role": "user", "content": "a"}]'
+    kind = b'"type": "json_schema", "name": "x", "schema": %b'
+    wanted = (
+        b'{"format": {%b}}' % kind
+        if field == "text"
+        else (b'{"type": "json_schema", "json_schema": {"name": "x", "schema": %b}}')
+    )
+    statuses = set()
+    for depth in (*range(860, 1000), 100_000):
+        schema = b'{"a":' * depth + b"1" + b"}" * depth
+        status, answer = await client.post(path, b'{%b, "%b": %b}' % (asked, field.encode(), wanted % schema))
+        assert status == 200 or "nested too deeply" in answer["error"]["message"]
+        statuses.add(status)
+    assert statuses == {200, 400}

@@ -7,9 +7,12 @@ in its grammar; it moves with the request's tokens only, so it knows nothing of 
 from __future__ import annotations
 
 import json
+import math
+import re
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,11 @@ from tollbridge.errors import RequestError, UnsupportedError
 
 MAX_CACHED = 64  # compiled structures
 MAX_TEXT_BYTES = 64 << 10
+MAX_MULTIPLE = 20_000  # least common multiple of all "multipleOf", powers of ten aside: a twentieth of a second
+MAX_ALTERNATIVES = 16_000  # at one place; so many choices or properties fit the longest text
 _ANY_OBJECT = '{"type": "object"}'
+_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([0-9.eE+-]+)')
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _JSON_DEFAULTS = {"whitespace_flexible": True}  # as vLLM's guidance backend
 
 
@@ -80,8 +87,10 @@ class Structures:
             raise RequestError(f"The {structure.kind} structure is longer than {MAX_TEXT_BYTES >> 10} KiB: shorten it.")
         if self._vocabulary is None:
             self._vocabulary = self._read_vocabulary()
+        _check_multiples(structure)
+        limits = library.LLParserLimits(max_items_in_row=MAX_ALTERNATIVES)
         try:
-            matcher = library.LLMatcher(self._vocabulary, _grammar(library, structure), log_level=0)
+            matcher = library.LLMatcher(self._vocabulary, _grammar(library, structure), log_level=0, limits=limits)
         except (ValueError, TypeError, KeyError) as error:
             raise _refusal(structure, str(error)) from None
         matcher.compute_bitmask()  # the lexer is built only then, and may find it too large
@@ -149,6 +158,22 @@ def _grammar(library: Any, structure: Structure) -> str:
     if structure.kind == "calls":
         return str(make.grammar_from_lark(structure.text))
     return str(library.grammar_from("grammar", structure.text))
+
+
+def _check_multiples(structure: Structure) -> None:
+    """Refuse numbers that must be multiples of much.
+
+    All else that a structure may ask is bounded by the library; but it visits every remainder, be they a billion. The
+    text is searched, not read: a grammar may have schemas in it.
+    """
+    plain = _ESCAPE.sub(lambda code: chr(int(code[1], 16)), structure.text)
+    try:
+        found = [Decimal(number).normalize().as_tuple().digits for number in set(_MULTIPLE.findall(plain))]
+    except InvalidOperation:
+        return  # no number: the library says so
+    few = all(len(digits) < 10 for digits in found)
+    if not few or math.lcm(*(int("".join(map(str, digits))) for digits in found)) > MAX_MULTIPLE:
+        raise _refusal(structure, f'its "multipleOf" have a least common multiple of more than {MAX_MULTIPLE}')
 
 
 def _refusal(structure: Structure, reason: str) -> RequestError:

@@ -20,7 +20,7 @@ NOT_SPLIT: dict[str, str] = {
     "connectors_differ": "No ready decode worker has the connector of a ready prefill worker",
     "revisions_differ": "No ready decode worker has the revision of a ready prefill worker",
     "prompt_list": "Several prompts in one request cannot share one transfer",
-    "several_choices": "Several choices (n > 1) share one transfer on vLLM with our connector only",
+    "several_choices": "Several choices (n > 1) cannot share one transfer of vLLM's own connectors",
     "multimodal": "The KV of images, audio and video is not shipped",
     "lora_adapter": "The KV of a LoRA adapter is not shipped",
     "prompt_embeds": "A prompt of embeddings has no token ids to name its KV by",

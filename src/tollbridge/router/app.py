@@ -200,7 +200,7 @@ async def pass_on(request: web.Request) -> web.StreamResponse:
     with context.name(request[REQUEST_ID]) as request_id:
         call = await ingress.read(request, context.config.router, request_id, context.bodies)
         async with context.place(call, request[TENANT]):
-            return await forward.forward(context, call)
+            return await forward.forward(context, call, request)
 
 
 @web.middleware

@@ -143,7 +143,7 @@ def _unsplittable(call: Call) -> str | None:
 
 
 def _unsplittable_by(workers: Sequence[Worker], call: Call, adapter: str | None) -> str | None:
-    """Return what these workers cannot split, as a reason code: adapters; several choices, which vLLM can."""
+    """Return what these workers cannot split, as a reason code: adapters; several choices, which ours can."""
     if adapter is not None:
         return "lora_adapter"
     if not any((_maybe_int(call.sampling, name) or 1) > 1 for name in _SEVERAL):
@@ -153,8 +153,8 @@ def _unsplittable_by(workers: Sequence[Worker], call: Call, adapter: str | None)
 
 
 def _shares_loads(config: WorkerConfig) -> bool:
-    """Our connector lets the choices of one prompt share a load; vLLM's own let each of them take the same blocks."""
-    return config.engine == "vllm" and config.connector == "tollbridge"
+    """Our workers let the choices of one prompt share a load; vLLM's own connectors let each take the same blocks."""
+    return config.engine == "embedded" or config.connector == "tollbridge"
 
 
 def _is_list_of_prompts(prompt: msgspec.Raw | None) -> bool:

@@ -1,37 +1,103 @@
-"""Requests that any ready worker can answer and that take no part in a split: tokenize, embeddings and the like."""
+"""Requests that any ready worker can answer and that take no part in a split: tokenize, embeddings and the like.
+
+Of these only a response is streamed, as it comes: nothing is read in it, so a worker that fails within it is not
+replaced, and the stream ends with an error event.
+"""
 
 from __future__ import annotations
 
+import msgspec
 from aiohttp import web
 
-from tollbridge.errors import UnsupportedError
+from tollbridge.errors import TollbridgeError, UnsupportedError
 from tollbridge.policy.rules import least_loaded
 from tollbridge.router import legs
 from tollbridge.router.context import Context
+from tollbridge.router.exchange import Answer
+from tollbridge.router.fleet import Worker
 from tollbridge.router.ingress import Call
+from tollbridge.router.relay import EVENT_STREAM
 from tollbridge.router.stream import take_report
-from tollbridge.router.upstream import deadline, failure_of
+from tollbridge.router.upstream import ClientGoneError, Deadline, deadline, failure_of
+from tollbridge.wire.openai import error_body
 
+RESPONSES = "/v1/responses"
 # Named one by one: a worker's administrative paths must not become reachable through the router.
-PATHS = ("/tokenize", "/detokenize", "/v1/embeddings", "/v1/score", "/v1/rerank", "/v1/responses")
+PATHS = ("/tokenize", "/detokenize", "/v1/embeddings", "/v1/score", "/v1/rerank", RESPONSES)
+
+_STREAM_HEADERS = {
+    "Content-Type": f"{EVENT_STREAM}; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # nginx would otherwise hold tokens back
+}
 
 
-async def forward(context: Context, call: Call) -> web.Response:
+async def forward(context: Context, call: Call, http: web.Request) -> web.StreamResponse:
     """Return the answer of the least loaded ready worker that serves the call's model.
 
-    UnsupportedError for a stream, which these paths are not passed as.
+    UnsupportedError for a stream where these paths have none.
     """
-    if call.stream:
+    if call.stream and call.path != RESPONSES:
         raise UnsupportedError(f"The router does not stream {call.path}: leave stream out.", param="stream")
     chosen = least_loaded(context.fleet.view(call.model).ready(), first="decode")
-    worker, headers = context.fleet[chosen.name], legs.headers_for(call)
-    async with deadline(worker, context.config.router.first_byte_timeout_s):
+    stream = _Stream(http, context.config.router.idle_timeout_s)
+    try:
+        return await _ask(context, call, context.fleet[chosen.name], stream)
+    except (ClientGoneError, ConnectionResetError):
+        return stream.drop()
+    except TollbridgeError as error:
+        if stream.response is None:
+            raise
+        return await stream.fail(error)
+
+
+async def _ask(context: Context, call: Call, worker: Worker, stream: _Stream) -> web.StreamResponse:
+    body, headers = legs.local_body(call), legs.headers_for(call)
+    async with deadline(worker, context.config.router.first_byte_timeout_s) as limit:
         with context.fleet.serving(worker, "decode"):
-            async with context.upstream.request(
-                worker, "POST", call.path, body=legs.local_body(call), headers=headers
-            ) as response:
-                body = await context.upstream.read(worker, response)
-    failure = failure_of(worker, response.status, body)
+            async with context.upstream.request(worker, "POST", call.path, body=body, headers=headers) as answer:
+                if answer.status == 200 and answer.content_type == EVENT_STREAM:
+                    return await stream.relay(answer, limit)
+                whole = await context.upstream.read(worker, answer)
+    failure = failure_of(worker, answer.status, whole)
     if failure is not None:
         raise failure
-    return web.Response(status=response.status, body=take_report(body)[0], content_type=response.content_type)
+    return web.Response(status=answer.status, body=take_report(whole)[0], content_type=answer.content_type)
+
+
+class _Stream:
+    """The client's side of a stream. A client that takes nothing for `idle_s` is as good as gone, a worker, too."""
+
+    def __init__(self, http: web.Request, idle_s: float) -> None:
+        self._http = http
+        self._idle_s = idle_s
+        self.response: web.StreamResponse | None = None
+
+    async def relay(self, answer: Answer, limit: Deadline) -> web.StreamResponse:
+        """Pass on `answer`, no faster than the client reads."""
+        piece = await answer.readany()
+        response = self.response = web.StreamResponse(headers=_STREAM_HEADERS)
+        await response.prepare(self._http)
+        while piece:
+            limit.waiting_for_client = True
+            await response.write(piece)
+            limit.waiting_for_client = False
+            limit.extend(self._idle_s)
+            piece = await answer.readany()
+        await response.write_eof()
+        return response
+
+    async def fail(self, error: TollbridgeError) -> web.StreamResponse:
+        """End the stream with an error event, in the shape of a response's, and as other streams have it."""
+        assert self.response is not None
+        told = error_body(error)
+        event = {"type": "error", "code": told.error.type, "message": error.message, "param": None, "error": told.error}
+        await self.response.write(b"event: error\ndata: %b\n\n" % msgspec.json.encode(event))
+        await self.response.write_eof()
+        return self.response
+
+    def drop(self) -> web.StreamResponse:
+        """Close the connection of a client that has left, or does not read."""
+        if self._http.transport is not None:
+            self._http.transport.abort()
+        return self.response or web.Response(status=499)  # nobody reads it

@@ -65,6 +65,7 @@ _MESSAGES: Document = {
         "properties": {"role": {"type": "string"}, "content": {"type": "string"}},
     },
 }
+_EVENT: Document = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 _ERROR: Document = {
     "type": "object",
     "required": ["error"],
@@ -99,9 +100,9 @@ def document() -> Document:
         "/openapi.json": _show("This document."),
     }
     for path in forward.PATHS:
-        paths[path] = {
-            "post": _operation(f"Passed on to a worker: {path}.", {**_REFUSALS, **_FAILURES}) | _body({}, [])
-        }
+        operation = _operation(f"Passed on to a worker: {path}.", {**_REFUSALS, **_FAILURES}) | _body({}, [])
+        paths[path] = {"post": operation}
+    paths[forward.RESPONSES]["post"]["responses"]["200"]["content"]["text/event-stream"] = {"schema": _EVENT}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Tollbridge router", "version": tollbridge.__version__, "license": {"name": "Apache-2.0"}},
@@ -122,8 +123,7 @@ def _generate(summary: str, field: str, schema: Document, more: Document = _GENE
                 "Seconds within which the request must end."),
     ]  # fmt: skip
     operation = _operation(summary, {**_REFUSALS, **_FAILURES}) | _body({field: schema, **more}, [field])
-    event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
-    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": event}
+    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": _EVENT}
     return {"post": operation | {"parameters": parameters}}
 
 

@@ -6,6 +6,7 @@ import itertools
 import re
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -15,6 +16,7 @@ from tollbridge.obs.tracing import trace_of
 from tollbridge.wire.bodies import Bodies
 from tollbridge.wire.openai import ChatCompletionRequest, CompletionRequest
 from tollbridge.wire.params import TransferParams
+from tollbridge.wire.responses import ResponsesRequest
 from tollbridge.worker import legs
 from tollbridge.worker.door import Door
 from tollbridge.worker.generate import as_completion
@@ -22,6 +24,7 @@ from tollbridge.worker.job import Branch, Job, Kind
 from tollbridge.worker.messages import chat_options
 from tollbridge.worker.parse import parse
 from tollbridge.worker.prompts import split_prompts
+from tollbridge.worker.responses import as_chat, in_own_words
 from tollbridge.worker.sampling import Asked, check_shape, common_params, only_echoes, params_of_prompt
 from tollbridge.worker.structured import param_of
 from tollbridge.worker.tools import check_tools, maybe_reader
@@ -29,7 +32,12 @@ from tollbridge.worker.tools import check_tools, maybe_reader
 REPORT_HEADER = "x-tollbridge-report"
 REQUEST_ID_HEADER = "x-request-id"
 
-_PREFIX: dict[Kind, str] = {"completion": "cmpl", "chat": "chatcmpl", "generate": "generate-tokens"}
+_PREFIX: dict[Kind, str] = {
+    "completion": "cmpl-",
+    "chat": "chatcmpl-",
+    "generate": "generate-tokens-",
+    "response": "resp_",
+}
 _serial = itertools.count()
 _SAFE_ID = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 
@@ -66,6 +74,19 @@ async def generate_job(door: Door, http: web.Request, body: bytes) -> Job:
     return await _job(door, http, asked, [prompt], "generate", arrival_s)
 
 
+async def response_job(door: Door, http: web.Request, body: bytes) -> Job:
+    """Admit `POST /v1/responses`: a chat under other names."""
+    arrival_s = door.clock.monotonic()
+    response = parse(body, ResponsesRequest)
+    door.check_model(response.model)
+    with in_own_words():
+        asked = as_chat(response)
+        check_shape(asked)
+        prompt_token_ids = await door.prompts.messages(asked.messages, chat_options(asked))
+        job = await _job(door, http, asked, [prompt_token_ids], "response", arrival_s)
+    return replace(job, response=response)
+
+
 async def read_body(http: web.Request, bodies: Bodies) -> bytes:
     """Return the whole body; RequestError when it is compressed, else what `Bodies.read` raises."""
     if http.headers.get("Content-Encoding", "identity") != "identity":
@@ -88,7 +109,7 @@ async def _job(
     arrival_s: float,
 ) -> Job:
     name = request_id(http)
-    public_id = f"{_PREFIX[kind]}-{name}"
+    public_id = f"{_PREFIX[kind]}{name}"
     transfer = legs.transfer_params(asked.kv_transfer_params, secret=door.secret, now_s=door.clock.wall())
     branches = tuple(_branches(door, asked, prompts, transfer, public_id))
     legs.check_leg(transfer, branches)

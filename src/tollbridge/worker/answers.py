@@ -2,6 +2,7 @@
 
 A chunk carries what one engine step added to one choice; the finish rides on the choice's last chunk, the worker's
 report on that of the first choice when the router asked for it; usage follows in a chunk of its own with no choices.
+What is streamed is returned as events, framed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from msgspec import UNSET, UnsetType
 
 from tollbridge.engine.base import PromptLogprobs as EnginePromptLogprobs
 from tollbridge.engine.base import StepOutput, Tokenizer, TokenLogprobs
+from tollbridge.errors import TollbridgeError
 from tollbridge.wire import openai as wire
+from tollbridge.wire import sse
 from tollbridge.wire.params import WorkerReport
 from tollbridge.worker.job import Branch, Job
 from tollbridge.worker.logprobs import Spell, chat_logprobs, completion_logprobs, prompt_logprobs
@@ -47,10 +50,16 @@ class Answer(Protocol):
     """How the answer to one request is written."""
 
     def chunk(self, choice: Choice, output: StepOutput) -> bytes:
-        """Return the chunk that tells of `output`, which `choice` has taken."""
+        """Return the events that tell of `output`, which `choice` has taken."""
         ...
 
-    def usage_chunk(self, choices: Sequence[Choice]) -> bytes: ...
+    def end(self, choices: Sequence[Choice]) -> bytes:
+        """Return the events that end the stream of a whole answer."""
+        ...
+
+    def failure(self, error: TollbridgeError) -> bytes:
+        """Return the events that end the stream of an answer that is cut off."""
+        ...
 
     def whole(self, choices: Sequence[Choice]) -> bytes: ...
 
@@ -62,7 +71,23 @@ def answer_for(job: Job, tokenizer: Tokenizer) -> Answer:
     return ChatAnswer(job, spell) if job.kind == "chat" else CompletionAnswer(job, spell)
 
 
-class CompletionAnswer:
+class _Chunked:
+    """How the streams end whose events are chunks."""
+
+    _job: Job
+
+    def end(self, choices: Sequence[Choice]) -> bytes:
+        usage_chunk = sse.event(self._usage_chunk(choices)) if self._job.include_usage else b""
+        return usage_chunk + sse.DONE
+
+    def failure(self, error: TollbridgeError) -> bytes:
+        return sse.event(_encode(wire.error_body(error))) + sse.DONE
+
+    def _usage_chunk(self, choices: Sequence[Choice]) -> bytes:
+        raise NotImplementedError
+
+
+class CompletionAnswer(_Chunked):
     """`POST /v1/completions`."""
 
     def __init__(self, job: Job, spell: Spell) -> None:
@@ -80,9 +105,10 @@ class CompletionAnswer:
             prompt_token_ids=_prompt_ids(self._job, choice) if first else UNSET,
             **_ending(self._job, choice, output),
         )
-        return _encode(wire.Completion(choices=[told], **self._common, **_chunk_extras(self._job, choice, output)))
+        extras = _chunk_extras(self._job, choice, output)
+        return sse.event(_encode(wire.Completion(choices=[told], **self._common, **extras)))
 
-    def usage_chunk(self, choices: Sequence[Choice]) -> bytes:
+    def _usage_chunk(self, choices: Sequence[Choice]) -> bytes:
         return _encode(wire.Completion(choices=[], usage=usage(choices), **self._common))
 
     def whole(self, choices: Sequence[Choice]) -> bytes:
@@ -123,7 +149,7 @@ class CompletionAnswer:
         return text, completion_logprobs(self._spell, ids, found, num_top, offset=offset)
 
 
-class ChatAnswer:
+class ChatAnswer(_Chunked):
     """`POST /v1/chat/completions`."""
 
     def __init__(self, job: Job, spell: Spell) -> None:
@@ -140,16 +166,15 @@ class ChatAnswer:
         told = wire.ChatChunkChoice(
             delta=delta, logprobs=self._logprobs(choice, output), **self._ending(choice, output)
         )
-        return _encode(
-            wire.ChatCompletionChunk(
-                choices=[told],
-                prompt_token_ids=_prompt_ids(self._job, choice) if first else UNSET,
-                **self._common,
-                **_chunk_extras(self._job, choice, output),
-            )
+        chunk = wire.ChatCompletionChunk(
+            choices=[told],
+            prompt_token_ids=_prompt_ids(self._job, choice) if first else UNSET,
+            **self._common,
+            **_chunk_extras(self._job, choice, output),
         )
+        return sse.event(_encode(chunk))
 
-    def usage_chunk(self, choices: Sequence[Choice]) -> bytes:
+    def _usage_chunk(self, choices: Sequence[Choice]) -> bytes:
         return _encode(wire.ChatCompletionChunk(choices=[], usage=usage(choices), **self._common))
 
     def whole(self, choices: Sequence[Choice]) -> bytes:
@@ -185,24 +210,23 @@ class ChatAnswer:
         return chat_logprobs(self._spell, output.token_ids, output.logprobs, num_top)
 
 
-class TokensAnswer:
+class TokensAnswer(_Chunked):
     """`POST /inference/v1/generate`."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
 
     def chunk(self, choice: Choice, output: StepOutput) -> bytes:
-        return _encode(
-            wire.Tokens(
-                request_id=self._job.id,
-                choices=[self._choice(choice, output)],
-                prompt_token_ids=_prompt_ids(self._job, choice) if len(choice.texts) == 1 else UNSET,
-                usage=usage([choice]) if self._job.continuous_usage else None,
-                kv_transfer_params=_report(self._job, choice, output),
-            )
+        chunk = wire.Tokens(
+            request_id=self._job.id,
+            choices=[self._choice(choice, output)],
+            prompt_token_ids=_prompt_ids(self._job, choice) if len(choice.texts) == 1 else UNSET,
+            usage=usage([choice]) if self._job.continuous_usage else None,
+            kv_transfer_params=_report(self._job, choice, output),
         )
+        return sse.event(_encode(chunk))
 
-    def usage_chunk(self, choices: Sequence[Choice]) -> bytes:
+    def _usage_chunk(self, choices: Sequence[Choice]) -> bytes:
         return _encode(wire.Tokens(request_id=self._job.id, choices=[], usage=usage(choices)))
 
     def whole(self, choices: Sequence[Choice]) -> bytes:

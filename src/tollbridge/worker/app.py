@@ -30,7 +30,7 @@ from tollbridge.wire.openai import (
 from tollbridge.wire.params import RELEASE_PATH
 from tollbridge.wire.status import WorkerStatus
 from tollbridge.worker import openapi
-from tollbridge.worker.admission import chat_job, completion_job, generate_job, read_body
+from tollbridge.worker.admission import chat_job, completion_job, generate_job, read_body, response_job
 from tollbridge.worker.door import Door, Limits
 from tollbridge.worker.events import EventPublisher
 from tollbridge.worker.faults import errors_as_json
@@ -55,6 +55,7 @@ def build_app(door: Door, events: EventPublisher | None = None) -> web.Applicati
         [
             web.post("/v1/completions", handlers.generating(completion_job)),
             web.post("/v1/chat/completions", handlers.generating(chat_job)),
+            web.post("/v1/responses", handlers.generating(response_job)),
             web.post("/inference/v1/generate", handlers.generating(generate_job)),
             web.post("/tokenize", handlers.tokenize),
             web.post("/detokenize", handlers.detokenize),

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 from aiohttp import web
 
-from tollbridge.errors import TollbridgeError, UnavailableError
+from tollbridge.errors import RequestError, TollbridgeError, UnavailableError
 from tollbridge.obs.logs import request_line
 from tollbridge.wire.openai import ErrorBody, ErrorInfo, error_body
 
@@ -28,6 +28,8 @@ async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamRe
         answer, kind, param = _own(error), error.error_type, error.param
     except web.HTTPException as error:
         answer, kind, param = _framework(request, error), "http", None
+    except RecursionError:  # nothing here recurses but what walks through a body
+        answer, kind, param = _own(RequestError("The request body is nested too deeply: flatten it.")), "depth", None
     except Exception:
         log.exception("unforeseen exception: path=%s", request.path)
         return _own(unforeseen())

@@ -34,14 +34,14 @@ def maybe_calls(asked: ChatCompletionRequest) -> Structure | None:
 
 
 def _calls(functions: Sequence[Function], *, several: bool = False) -> Structure:
-    """Return the structure of one call of one of `functions`, or of at least one, each on lines of its own."""
-    names = " | ".join(f"call_{index}" for index in range(len(functions)))
+    """Return the structure of one call of one of `functions`, or of at least one; with line breaks or without."""
     rules = [
-        'start: call ("\\n" call)*' if several else "start: call",
-        f'call: {_literal(OPEN)} "\\n" ({names}) "\\n" {_literal(CLOSE)}',
+        'start: call ("\\n"? call)*' if several else "start: call",
+        f'call: {_literal(OPEN)} ("\\n" object "\\n" | object) {_literal(CLOSE)}',
+        "object: " + " | ".join(f"object_{index}" for index in range(len(functions))),
     ]
     for index, function in enumerate(functions):
-        rules.append(f'call_{index}: {_literal(call_opening(function.name))} arguments_{index} "}}"')
+        rules.append(f'object_{index}: {_literal(call_opening(function.name))} arguments_{index} "}}"')
         rules.append(f"arguments_{index}: %json {_schema(function)}")
     return Structure("calls", "\n".join(rules))
 

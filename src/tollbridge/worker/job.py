@@ -8,9 +8,10 @@ from typing import Literal
 
 from tollbridge.engine.base import SamplingParams
 from tollbridge.wire.params import Role, TransferParams
+from tollbridge.wire.responses import ResponsesRequest
 from tollbridge.worker.tools import ToolReader
 
-Kind = Literal["completion", "chat", "generate"]  # by the path: /v1/completions and so on
+Kind = Literal["completion", "chat", "generate", "response"]  # by the path: /v1/completions and so on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class Branch:
 @dataclass(frozen=True, kw_only=True)
 class Job:
     request_id: str  # x-request-id
-    id: str  # as bodies name it: "cmpl-…", "chatcmpl-…" or "generate-tokens-…"
+    id: str  # as bodies name it: "cmpl-…", "chatcmpl-…", "generate-tokens-…" or "resp_…"
     kind: Kind
     model: str
     branches: tuple[Branch, ...]
@@ -47,6 +48,7 @@ class Job:
     created: int  # Unix seconds
     arrival_s: float  # monotonic seconds
     trace: Mapping[str, str] = field(default_factory=dict)  # of the router's leg, or the client's own
+    response: ResponsesRequest | None = None  # of the kind "response": its answer repeats some of it
 
     @property
     def role(self) -> Role | Literal["local"]:

@@ -9,6 +9,7 @@ import msgspec
 import tollbridge
 from tollbridge.wire import openai as wire
 from tollbridge.wire.params import RELEASE_PATH
+from tollbridge.wire.responses import Response, ResponsesRequest
 from tollbridge.wire.status import WorkerStatus
 
 Document = dict[str, Any]
@@ -17,6 +18,7 @@ _JSON = "application/json"
 _POSTS: dict[str, tuple[str, type, type | None]] = {
     "/v1/completions": ("Complete prompts.", wire.CompletionRequest, wire.Completion),
     "/v1/chat/completions": ("Continue a conversation.", wire.ChatCompletionRequest, wire.ChatCompletion),
+    "/v1/responses": ("Continue a conversation, without state.", ResponsesRequest, Response),
     "/inference/v1/generate": ("Continue token ids; the answer is token ids.", wire.GenerateRequest, wire.Tokens),
     "/tokenize": ("The token ids of a text or a chat.", wire.TokenizeRequest, wire.TokenizeResponse),
     "/detokenize": ("The text of token ids.", wire.DetokenizeRequest, wire.DetokenizeResponse),
@@ -30,7 +32,7 @@ _GETS: dict[str, tuple[str, type | None]] = {
     "/tollbridge/status": ("Everything known of this worker.", WorkerStatus),
     "/openapi.json": ("This document.", None),
 }
-_STREAMING = ("/v1/completions", "/v1/chat/completions", "/inference/v1/generate")
+_STREAMING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/inference/v1/generate")
 _REFUSALS = {
     "400": "The request is wrong, or asks for what this worker does not have.",
     "401": "The kv_transfer_params are not signed by the router.",

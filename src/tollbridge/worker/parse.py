@@ -21,21 +21,31 @@ _ONE = (b"1", b"1.0")
 
 # Known to OpenAI or vLLM, absent here: name -> the JSON texts that mean "not wanted" (null always does).
 NEUTRAL: dict[str, tuple[bytes, ...]] = {
+    "background": (b"false",),  # this and some others: of a response
     "best_of": (b"1",),
     "chat_template": (),
+    "conversation": (),
     "echo": (b"false",),  # of a chat
     "function_call": (b'"none"',),
     "functions": (b"[]",),
+    "include": (b"[]",),
     "length_penalty": _ONE,
+    "max_tool_calls": (),
     "metadata": (b"{}",),
     "modalities": (b'["text"]',),
+    "parallel_tool_calls": (b"true", b"false"),  # where there are no tools
+    "previous_response_id": (),
+    "reasoning": (),
     "reasoning_effort": (),
     "service_tier": (b'"auto"', b'"default"'),
     "spaces_between_special_tokens": (b"true",),
     "store": (b"false",),
     "suffix": (b'""',),
+    "tool_choice": (b'"auto"', b'"none"'),  # where there are no tools
+    "tools": (b"[]",),
     "top_logprobs": (b"0",),  # of a completion, whose `logprobs` is the number
     "truncate_prompt_tokens": (),
+    "truncation": (b'"disabled"',),
     "use_beam_search": (b"false",),
 }
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 
-import msgspec
 from aiohttp import web
 
 from tollbridge.engine.base import StepOutput
 from tollbridge.errors import TollbridgeError
-from tollbridge.wire import sse
-from tollbridge.wire.openai import error_body
-from tollbridge.worker.answers import Choice, answer_for
+from tollbridge.worker.answers import Answer, Choice, answer_for
 from tollbridge.worker.door import Door
 from tollbridge.worker.faults import unforeseen
 from tollbridge.worker.generation import BranchOutput, Generation, running
 from tollbridge.worker.job import Branch, Job
+from tollbridge.worker.responses import ResponseAnswer
 
 log = logging.getLogger("tollbridge.worker")
 
@@ -46,10 +44,14 @@ async def _whole(door: Door, generation: Generation) -> bytes:
     while not generation.finished:
         for branch, output in await generation.next():
             choices[branch.index].take(output)
-    answer = answer_for(generation.job, door.engine.tokenizer)
+    answer = _answer(door, generation.job)
     if any(choice.prompt_logprobs for choice in choices):  # thousands of tokens to be spelled
         return await door.prompts.beside(lambda: answer.whole(choices))
     return answer.whole(choices)
+
+
+def _answer(door: Door, job: Job) -> Answer:
+    return ResponseAnswer(job, job.response) if job.response is not None else answer_for(job, door.engine.tokenizer)
 
 
 class _Stream:
@@ -61,7 +63,7 @@ class _Stream:
         self._generation = generation
         self._door = door
         self._write_timeout_s = door.limits.write_timeout_s
-        self._answer = answer_for(generation.job, door.engine.tokenizer)
+        self._answer = _answer(door, generation.job)
         self._choices = [Choice(branch=branch) for branch in generation.job.branches]
 
     async def run(self, outputs: list[BranchOutput]) -> None:
@@ -96,9 +98,7 @@ class _Stream:
         else:
             events = self._events(outputs)
         if self._generation.finished:
-            if self._generation.job.include_usage:
-                events.append(sse.event(self._answer.usage_chunk(self._choices)))
-            events.append(sse.DONE)
+            events.append(self._answer.end(self._choices))
         await self._write(b"".join(events))
 
     def _events(self, outputs: list[BranchOutput]) -> list[bytes]:
@@ -107,11 +107,11 @@ class _Stream:
     def _event(self, branch: Branch, output: StepOutput) -> bytes:
         choice = self._choices[branch.index]
         choice.take(output)
-        return sse.event(self._answer.chunk(choice, output))
+        return self._answer.chunk(choice, output)
 
     async def _fail(self, error: TollbridgeError) -> None:
         self._generation.error = error.message
-        await self._write(sse.event(msgspec.json.encode(error_body(error))) + sse.DONE)
+        await self._write(self._answer.failure(error))
 
     async def _write(self, data: bytes) -> None:
         async with asyncio.timeout(self._write_timeout_s):
