@@ -85,6 +85,14 @@ DIFFERENCES: tuple[Difference, ...] = (
         param="store",
     ),
     Difference(
+        "the last event of a response that `max_output_tokens` ends", "`response.completed`", "`response.incomplete`",
+        "as OpenAI",
+    ),
+    Difference(
+        "`strict` of a tool that the model may call of its own accord", "binds the arguments", "has no effect",
+        "only calls that are demanded are bound, and always within their `parameters`",
+    ),
+    Difference(
         "a response with tools, reasoning or background work", "as the model allows", 400,
         "the embedded engine's responses are text; chat completions have tools",
     ),
