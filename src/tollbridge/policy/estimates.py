@@ -7,7 +7,8 @@ formulas.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+
+import msgspec
 
 from tollbridge.cost.engine import DEFAULT_BUDGET, EngineModel, num_steps
 from tollbridge.cost.model import DEFAULT_OUTPUT_TOKENS, CostModel
@@ -28,7 +29,7 @@ _SAMPLE = 8  # workers of each kind whose links are looked at for that
 PREFERENCE = 0.01  # what a worker's `prefer` is worth: it decides ties
 
 
-class Side(NamedTuple):
+class Side(msgspec.Struct, frozen=True, gc=False):
     """One worker, asked to prefill or to decode this request."""
 
     view: WorkerView
@@ -46,7 +47,7 @@ class Side(NamedTuple):
     num_streams: int  # that decode here now; a prefill leg is none
 
 
-class Path(NamedTuple):
+class Path(msgspec.Struct, frozen=True, gc=False):
     """The KV's way of one split."""
 
     wire_bytes: float
@@ -59,7 +60,7 @@ class Path(NamedTuple):
     spread: float
 
 
-class Candidate(NamedTuple):
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """One way to serve the request, priced."""
 
     prefill: Side
