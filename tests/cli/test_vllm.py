@@ -85,6 +85,18 @@ def test_failed_start_tells_the_cause_and_not_the_consequence(tmp_path: Path) ->
     assert err.splitlines()[-1] == ("tollbridge: vLLM did not start: the model needs 3 GiB of KV cache (ValueError)")
 
 
+def test_advice_in_the_log_is_no_cause_and_pydantic_has_its_own_on_the_next_line(tmp_path: Path) -> None:
+    failure = (
+        "WARNING This can cause fd limit errors like `OSError: [Errno 24] Too many open files`. Consider ulimit -n\n"
+        "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
+        "  Value error, User-specified max_model_len (9) is too much. [type=value_error, input_value=ArgsKwargs()]"
+    )
+    _, err = start(tmp_path, fake(tmp_path, failure=failure), "some/model").communicate(timeout=30)
+    assert err.splitlines()[-1] == (
+        "tollbridge: vLLM did not start: Value error, User-specified max_model_len (9) is too much. (ValidationError)"
+    )
+
+
 def test_server_that_dies_later_is_no_failed_start(tmp_path: Path) -> None:
     process = start(tmp_path, fake(tmp_path), "some/model", "--port", "0")
     assert process.stdout is not None

@@ -13,14 +13,16 @@ from pathlib import Path
 
 import yaml
 
+from tollbridge.errors import TollbridgeError
 from tollbridge.wire.ready import Ready
 from tollbridge.worker.supervisor import ManagedProcess, ProcessSpec
 
-START_TIMEOUT_S = 180.0
-VLLM_START_TIMEOUT_S = 900.0
-
+START_TIMEOUT_S, STOP_GRACE_S = 180.0, 10.0
+VLLM_START_TIMEOUT_S, VLLM_STOP_GRACE_S = 900.0, 45.0  # its worker gives vLLM 30 s to end
 
 _DASHES = "--"
+_TOLD = "tollbridge: "  # begins the last line of a command of ours that failed
+_MAX_QUOTED = 160  # characters of a line of its log
 _COMMAND = "command"  # of a worker that is not embedded: what comes after `tollbridge`
 
 
@@ -59,6 +61,7 @@ async def running(
     `more` are other keys of the cluster file; `prefixes` go before the command of a process, by its name.
     """
     fleet = Fleet()
+    slow = any(worker.get("engine") == "vllm" for worker in workers)
     async with contextlib.AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         environ = {**os.environ, "TOLLBRIDGE_SECRET": secrets.token_hex(16)}
@@ -75,7 +78,7 @@ async def running(
                 command += ["--config", config]
             spec = ProcessSpec(name=name, argv=command, environ=environ, cores=cores)
             process = await ManagedProcess.start(spec)
-            stack.push_async_callback(process.stop)
+            stack.push_async_callback(process.stop, VLLM_STOP_GRACE_S if slow else STOP_GRACE_S)
             return process
 
         entries = [{key: value for key, value in worker.items() if key != _COMMAND} for worker in workers]
@@ -85,11 +88,22 @@ async def running(
             name, cores = str(worker["name"]), worker.get("cores")
             argv = command_of(worker)
             processes[name] = await start(name, bare, argv, cores if isinstance(cores, list) else None)
-        slow = any(worker.get("engine") == "vllm" for worker in workers)
         timeout_s = VLLM_START_TIMEOUT_S if slow else START_TIMEOUT_S
-        lines = await asyncio.gather(*(process.wait_ready(timeout_s) for process in processes.values()))
+        lines = await asyncio.gather(*(_ready(process, timeout_s) for process in processes.values()))
         fleet.ready |= dict(zip(processes, lines, strict=True))
         placed = [{**w, "url": (r := fleet.ready[str(w["name"])]).url, "kv": r.kv, "events": r.events} for w in entries]
         router = await start("router", write("router", placed), ["router"], router_cores)
-        fleet.ready["router"] = await router.wait_ready(START_TIMEOUT_S)
+        fleet.ready["router"] = await _ready(router, START_TIMEOUT_S)
         yield fleet
+
+
+async def _ready(process: ManagedProcess, timeout_s: float) -> Ready:
+    """Wait for the ready line; the error of a process that ends says its own reason first, then the log before it."""
+    try:
+        return await process.wait_ready(timeout_s)
+    except TollbridgeError as error:
+        *before, last = process.tail() or [""]
+        if not last.startswith(_TOLD):
+            raise
+        ends = f"; its log ends: {' | '.join(line[:_MAX_QUOTED] for line in before)}" if before else ""
+        raise type(error)(f"{process.spec.name}: {last.removeprefix(_TOLD).rstrip('.')}{ends}") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from tollbridge.bench.compare import AGAIN
 from tollbridge.bench.fleet import Fleet, running
 from tollbridge.bench.netns import Link
 from tollbridge.bench.records import Arm
+from tollbridge.bench.vllm_worker import Vllm, vllm_worker
 
 ONE, BOTH, SPLIT = "one", "both", "split"
 _TITLES = {
@@ -34,7 +34,7 @@ class Local:
     engine: Mapping[str, object] = field(default_factory=lambda: {"kv_cache_mib": 512, "threads": 1})
     more: Mapping[str, object] = field(default_factory=dict)
     hosts: Mapping[str, str] = field(default_factory=dict)  # address of a worker, by name
-    vllm: Sequence[str] | None = None  # workers are vLLM servers with these flags; None: embedded
+    vllm: Vllm | None = None  # what the workers are; None: embedded
     prefixes: Mapping[str, Sequence[str]] = field(default_factory=dict)  # before a worker's command
 
 
@@ -72,7 +72,10 @@ async def started(local: Local) -> AsyncIterator[Fleet]:
         _worker(name, local.hosts.get(name), cores[at] if pinned else None) for at, name in enumerate(local.names)
     ]
     if local.vllm is not None:
-        workers = [_vllm(local, worker) for worker in workers]
+        workers = [
+            vllm_worker(worker, local.model, local.vllm, local.engine, local.hosts.get(name))
+            for name, worker in zip(local.names, workers, strict=True)
+        ]
     async with running(
         model=local.model,
         workers=workers,
@@ -91,14 +94,6 @@ def _worker(name: str, address: str | None, core: int | None) -> dict[str, objec
     if address is not None:
         worker |= {"host": address, "url": f"http://{address}:0", "kv": f"{address}:0", "events": f"tcp://{address}:0"}
     return worker
-
-
-def _vllm(local: Local, worker: Mapping[str, object]) -> dict[str, object]:
-    """Return the same worker as a vLLM server with our connector; TOLLBRIDGE_VLLM_PYTHON names its interpreter."""
-    python = os.environ.get("TOLLBRIDGE_VLLM_PYTHON", sys.executable)
-    flags = ["--port", "0", "--kv-port", "0", "--kv-host", "127.0.0.1", "--threads", "1", "--kv-cache-gib", "1"]
-    command = ["worker", "vllm", local.model, *flags, "--python", python, "--", *(local.vllm or ())]
-    return {**worker, "engine": "vllm", "command": command}
 
 
 def arms_of(fleet: Fleet, names: Sequence[str], *, decode: str = "d0") -> list[Arm]:

@@ -50,6 +50,7 @@ class Options:
     memory: bool = False
     link: Link | None = None  # between the workers' hosts, where it can be shaped
     is_local: bool = False  # the workers were started here
+    engine: str = ""  # of such workers, for the conditions
     pids: Mapping[str, int] = field(default_factory=dict)  # by worker URL
     names: Mapping[str, str] = field(default_factory=dict)  # of workers, by URL
 

