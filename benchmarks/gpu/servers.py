@@ -17,6 +17,7 @@ from typing import IO
 import aiohttp
 
 START_TIMEOUT_S = 420.0
+SOURCES = Path(__file__).parents[2] / "src"
 SECRET = "benchmark-on-loopback-0123456789"
 
 
@@ -135,6 +136,7 @@ def start(spec: Spec, logs: Path, host: Host = GPU) -> Server:
 def _environ(spec: Spec, host: Host, kv_port: int) -> dict[str, str]:
     environ = {
         **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(SOURCES), os.environ.get("PYTHONPATH")))),  # for the connector
         "TOLLBRIDGE_SECRET": SECRET,
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",

@@ -138,7 +138,7 @@ async def test_chunked_is_interference_by_other_arms(pair: Pair, tmp_path: Path)
     pair[0].ttft_s, pair[0].gap_s, pair[1].ttft_s, pair[1].gap_s = 0.04, 0.005, 0.08, 0.01
     settings = chunked.Settings(streams=1, long_tokens=64, arrivals=1, blocks=3, load=0.3)
     document, _ = await run(chunked, settings, arms_of(pair, ["fast", "slow"]), tmp_path)
-    assert "slow over fast" in document.headline
+    assert "Slow against fast" in document.headline
 
 
 async def test_a_trace_is_replayed_as_it_is_stated(pair: Pair, tmp_path: Path) -> None:

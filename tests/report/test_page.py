@@ -25,7 +25,7 @@ CHARTS = {
     ),
     "lines": svg.lines({"a": [(1, 1), (10, 5), (20, math.nan)], "b": []}, x_label="x", y_label="y", limits={"SLO": 4}),
     "logs": svg.lines(
-        {"a": [(1e6, 0.1), (1e9, 30)]}, x_label="x", y_label="y", log_x=True, log_y=True, marks={"": 1e7}
+        {"a": [(1e6, 0.1), (1e9, 30)]}, x_label="x", y_label="y", log_x=True, log_y=True, marks={"a b c": 9e8, "d": 1e7}
     ),
     "one point": svg.lines({"a": [(5, 0)]}, x_label="x", y_label="y"),
 }
@@ -47,6 +47,13 @@ def test_a_chart_is_well_formed_and_inside_its_frame(name: str) -> None:
     assert "nan" not in CHARTS[name] and "inf" not in re.sub("info?", "", CHARTS[name])
     for mark in root.iter("{http://www.w3.org/2000/svg}circle"):
         assert -1 <= float(mark.attrib["cx"]) <= width + 1 and 0 <= float(mark.attrib["cy"]) <= height
+
+
+def test_the_name_of_a_line_at_the_edge_is_on_its_inner_side() -> None:
+    drawn = {
+        text.text: text for text in ElementTree.fromstring(CHARTS["logs"]).iter("{http://www.w3.org/2000/svg}text")
+    }
+    assert (drawn["a b c"].attrib["text-anchor"], drawn["d"].attrib["text-anchor"]) == ("end", "start")
 
 
 def test_a_page_loads_nothing_and_escapes_everything() -> None:

@@ -87,10 +87,6 @@ class Comparison:
     def difference(self, metric: str, arm: str, to: str | None = None) -> Difference | None:
         return stats.paired_difference(*self._pair(metric, arm, to))
 
-    def value(self, metric: str, arm: str, to: str) -> float | None:
-        ratio = self.ratio(metric, arm, to)
-        return ratio.mean if ratio else None
-
     def floor(self, metric: str) -> float:
         """Return the factor within which two runs of the baseline differ; 1 without an A/A arm."""
         return stats.noise_floor(self.ratio(metric, self.again)) if self.again else 1.0

@@ -25,6 +25,7 @@ from tollbridge.wire.decision import DecisionRecord
 
 POLICY_HEADER = "x-tollbridge-policy"
 UNBOUNDED = 1 << 20
+_UNKNOWN_IDS = (" http, 400", "out of vocabulary")  # how servers refuse them; vLLM does so inside a stream
 _MAX_LOOKED_UP = 200  # decisions of a window: each is a request to the router
 Tell = Callable[[str], None]
 
@@ -108,7 +109,7 @@ class Session:
                 await asyncio.gather(*(self.ask(arm, [prompt]) for arm in self.arms))
                 return
             except UpstreamError as error:
-                if " http, 400" not in error.message or vocabulary is VOCABULARIES[-1]:
+                if not any(mark in error.message for mark in _UNKNOWN_IDS) or vocabulary is VOCABULARIES[-1]:
                     raise
 
     async def plan(self, measure: Callable[[], object]) -> Mapping[str, float]:

@@ -124,15 +124,19 @@ def intervals(rows: Sequence[Interval], *, left: str = "", right: str = "") -> s
 def lines(
     curves: Mapping[str, Points], *, x_label: str, y_label: str, limits: Mapping[str, float] | None = None,
     log_x: bool = False, log_y: bool = False, marks: Mapping[str, float] | None = None, dots: bool = True,
-    width: int = _WIDTH,
+    width: int = _WIDTH, shades: Sequence[int] = (),
 ) -> str:  # fmt: skip
-    """Return curves by label; `limits` are horizontal, `marks` vertical dashed lines. NaN is left out."""
+    """Return curves by label; `limits` are horizontal, `marks` vertical dashed lines. NaN is left out.
+
+    `shades` are the curves' colours, in their order by default.
+    """
     limits, marks = limits or {}, marks or {}
     kept = {label: [p for p in points if all(map(math.isfinite, p))] for label, points in curves.items()}
     xs = [x for points in kept.values() for x, _ in points] + list(marks.values())
     ys = [y for points in kept.values() for _, y in points] + list(limits.values())
     right = width - _RIGHT
-    legend, rows = _legend(list(kept), y_label, right)
+    shades = shades or range(len(kept))
+    legend, rows = _legend(list(kept), y_label, right, shades)
     top, bottom = 16 + 18 * rows, 44
     height = 326 + top
     axis_x, axis_y = _Axis(xs, log_x), _Axis([y * 1.06 for y in ys], log_y)
@@ -157,26 +161,27 @@ def lines(
     for label, value in marks.items():
         parts += [
             _dashed(across(value), top, across(value), base),
-            _text(across(value) + 5, top + 12, label),
+            _beside(across(value), top + 12, label, width),
         ]
     for at, points in enumerate(kept.values()):
         path = " ".join(f"{across(x):.1f},{up(y):.1f}" for x, y in points)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour(at)}" stroke-width="2.2"/>')
+        shade = colour(shades[at])
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{shade}" stroke-width="2.2"/>')
         if dots:
-            parts += [f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="4" fill="{colour(at)}"/>' for x, y in points]
+            parts += [f'<circle cx="{across(x):.1f}" cy="{up(y):.1f}" r="4" fill="{shade}"/>' for x, y in points]
     parts.append(_text(right, height - 6, x_label, "end", soft=True))
     return "".join([*parts, "</svg>"])
 
 
-def _legend(labels: Sequence[str], y_label: str, right: float) -> tuple[list[str], int]:
+def _legend(labels: Sequence[str], y_label: str, right: float, shades: Sequence[int]) -> tuple[list[str], int]:
     """Return the legend with the name of the y axis at its right, and its rows: as many as the labels need."""
     parts, x, row = [_text(right, 15, y_label, "end", soft=True)], float(_LEFT), 0
-    for at, label in enumerate(labels):
+    for label, shade in zip(labels, shades, strict=True):
         needed = 34 + 7.2 * len(label)
         if x + needed > right - (7.2 * len(y_label) if row == 0 else 0.0) and (x > _LEFT or row == 0):
             x, row = float(_LEFT), row + 1
         y = 18 * row
-        parts.append(f'<rect x="{x:.0f}" y="{y + 4}" width="12" height="12" rx="2" fill="{colour(at)}"/>')
+        parts.append(f'<rect x="{x:.0f}" y="{y + 4}" width="12" height="12" rx="2" fill="{colour(shade)}"/>')
         parts.append(_text(x + 18, y + 15, label))
         x += needed
     return parts, row + 1
@@ -243,6 +248,12 @@ def _rule(x1: float, y1: float, x2: float, y2: float) -> str:
 
 def _dashed(x1: float, y1: float, x2: float, y2: float) -> str:
     return _rule(x1, y1, x2, y2).replace("var(--line,#d0d7de)", 'var(--ink,#1f2328)" stroke-dasharray="6 4')
+
+
+def _beside(x: float, y: float, text: str, width: int) -> str:
+    """Return text on that side of a vertical line on which it has room."""
+    fits = x + 5 + 7.2 * len(text) <= width
+    return _text(x + 5, y, text) if fits else _text(x - 5, y, text, "end")
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start", *, weight: int = 400, soft: bool = False) -> str:

@@ -61,13 +61,12 @@ def report(book: Book, settings: Settings, arms: Sequence[str]) -> Document:
     compared = compare(book, CELL, arms, (_GAP, _TTFT, "tokens_per_s_per_worker"))
     middle = {(metric, arm): percentile(compared.values[metric, arm], 50) for metric in (_GAP, _TTFT) for arm in arms}
     gap, ttft = compared.ratio(_GAP, compared.main, arms[-2]), compared.ratio(_TTFT, compared.main, arms[-2])
+    main = labels[arms[-1]]
     told = f"p99 of the gaps {said(gap)}, TTFT {said(ttft)}"
     return Document(
         title=TITLE,
-        headline=f"A {labels[arms[-1]]} over {labels[arms[-2]]}: {told}.",
-        lead=[
-            f"{settings.streams} streams decode while long prompts arrive, as in `interference`; medians over blocks."
-        ],
+        headline=f"{main[0].upper()}{main[1:]} against {labels[arms[-2]]}: {told}.",
+        lead=[f"{settings.streams} streams decode while long prompts arrive, as in interference; medians over blocks."],
         warnings=remarks(book.samples),
         sections=[
             Section(

@@ -111,7 +111,7 @@ def report(book: Book, settings: Settings, arms: Sequence[str]) -> Document:
     wanted = f"TTFT {slo.ttft_s} s and TPOT {slo.tpot_s} s"
     return Document(
         title=TITLE,
-        headline="; ".join(f"{labels[arm]}: {_between(*brackets[arm])}" for arm in arms) + ".",
+        headline="The SLO holds up to: " + "; ".join(f"{labels[arm]} {_between(*brackets[arm])}" for arm in arms) + ".",
         lead=[
             f"Highest rate at which {100 * settings.share:.0f} % of the requests meet {wanted}; "
             f"{settings.prompt_tokens} prompt and {settings.output_tokens} output tokens, Poisson arrivals for "
@@ -144,7 +144,10 @@ def _curves(book: Book, slo: Slo, labels: dict[str, str], arms: Sequence[str], s
         cells = sorted({window.cell for window in book.windows if window.arm == arm}, key=_rate)
         curves[labels[arm]] = [(_rate(cell), 100 * _share(book, arm, cell, slo)[2]) for cell in cells]
     limit = {f"{100 * settings.share:.0f} %": 100 * settings.share}
-    return svg.lines(curves, x_label="requests/s", y_label="% that meet the SLO", limits=limit, log_x=True)
+    shades = (1, 0, *range(2, len(arms)))[: len(curves)]
+    return svg.lines(
+        curves, x_label="requests/s", y_label="% that meet the SLO", limits=limit, log_x=True, shades=shades
+    )
 
 
 def _rows(book: Book, slo: Slo, label: str, arm: str, settings: Settings) -> list[list[str]]:

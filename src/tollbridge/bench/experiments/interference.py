@@ -17,7 +17,7 @@ from random import Random
 
 from tollbridge.bench import schedule
 from tollbridge.bench.book import Book
-from tollbridge.bench.compare import Comparison, compare, conditions, in_words, spread_table
+from tollbridge.bench.compare import Comparison, compare, conditions, in_words, said, spread_table
 from tollbridge.bench.figures import DEFINITIONS, METRICS, Group, remarks, select
 from tollbridge.bench.load import STEADY
 from tollbridge.bench.records import Planned, Sample
@@ -184,11 +184,10 @@ def _lead(compared: Comparison, settings: Settings, plan: Mapping[str, float]) -
         f"{plan.get('interval_s', 0):.1f} s. Compared with {compared.label(compared.baseline)}."
     ]
     for arm in fair:
-        gap, tokens = compared.value(_GAP, compared.main, arm), compared.value(_TOKENS, compared.main, arm)
+        gap, tokens = compared.ratio(_GAP, compared.main, arm), compared.ratio(_TOKENS, compared.main, arm)
         if gap and tokens:
-            lines.append(
-                f"Against {compared.label(arm)}: p99 of the gaps x {gap:.2f}, tokens per second x {tokens:.2f}."
-            )
+            told = f"p99 of the gaps {said(gap)}, tokens per second {said(tokens)}"
+            lines.append(f"Against {compared.label(arm)}: {told}.")
     return lines
 
 

@@ -17,7 +17,7 @@ from tollbridge.bench.compare import Comparison, compare, conditions, in_words, 
 from tollbridge.bench.figures import DEFINITIONS, METRICS, remarks, select
 from tollbridge.bench.session import Session, Traffic
 from tollbridge.report import svg
-from tollbridge.report.document import Document, Section, Table
+from tollbridge.report.document import Document, Section, Table, Tile
 
 TITLE = "Prefix grid: shared prefixes by kinds and concurrency"
 ARMS = ("round-robin", "kv-aware", "split")
@@ -86,6 +86,7 @@ def report(book: Book, settings: Settings, arms: Sequence[str]) -> Document:
             "shared; "
             f"against {labels[arms[0]]}."
         ],
+        tiles=[_tile(hits, labels, arms, cell) for cell in cells],
         warnings=remarks(book.samples),
         sections=[
             Section(
@@ -123,12 +124,28 @@ def _hits(book: Book, cell: str, arm: str) -> float:
 
 def _headline(compared: Mapping[str, Comparison], labels: Mapping[str, str], arms: Sequence[str]) -> str:
     parts = []
+    if len(arms) == 1:
+        return f"TTFT and cache hits of {labels[arms[0]]}, which nothing is compared with."
+    if not any(each.claimed(_TTFT, arm) for each in compared.values() for arm in arms[1:]):
+        others = " or ".join(labels[arm] for arm in arms[1:])
+        return (
+            f"No difference in TTFT to {labels[arms[0]]} can be claimed for {others}, in any of {len(compared)} cells."
+        )
     for arm in arms[1:]:
         claimed = [each.ratio(_TTFT, arm) for each in compared.values() if each.claimed(_TTFT, arm)]
         means = [ratio.mean for ratio in claimed if ratio is not None]
         told = f"x {min(means):.2f} to {max(means):.2f} in {len(means)}" if means else "no difference claimed in any"
         parts.append(f"{labels[arm]} {told} of {len(compared)} cells")
     return f"TTFT p50 over {labels[arms[0]]}: {'; '.join(parts)}."
+
+
+def _tile(hits: Mapping[tuple[str, str], float], labels: Mapping[str, str], arms: Sequence[str], cell: str) -> Tile:
+    shares = [f"{hits[cell, arm]:.2f}" if math.isfinite(hits[cell, arm]) else "not known" for arm in arms]
+    return Tile(
+        label=f"{cell}: share of prompt tokens cached",
+        value=" → ".join(shares),
+        note=" → ".join(labels[arm] for arm in arms),
+    )
 
 
 def _bars(compared: Mapping[str, Comparison], arms: Sequence[str], cell: str) -> str:
