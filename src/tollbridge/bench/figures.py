@@ -91,6 +91,21 @@ class Group:
         """Return what a counter of the workers grew by, over all of them."""
         return sum(by.get(name, 0.0) for window in self.windows for by in window.counters.values())
 
+    def wire(self) -> tuple[float, float]:
+        """Return (KV bytes of a split, seconds from its first to its last); NaN where nobody knows.
+
+        Medians of what decode reports of each request; for vLLM, whose streams report nothing, means by its counters.
+        """
+        told = [s for s in self.requests if s.wire_bytes]
+        if told:
+            return percentile([s.wire_bytes for s in told], 50), percentile([s.wire_s for s in told], 50)
+        return self.mean("vllm:tollbridge_load_bytes"), self.mean("vllm:tollbridge_load_wire_seconds")
+
+    def mean(self, histogram: str) -> float:
+        """Return the mean of what a histogram of the workers was told meanwhile; NaN of nothing."""
+        count = self.counter(histogram + "_count")
+        return self.counter(histogram + "_sum") / count if count else math.nan
+
     def energy_j(self) -> float:
         """Return what all GPUs of this machine took; NaN where nobody knows."""
         known = [window.energy_j for window in self.windows if window.energy_j is not None]
@@ -124,16 +139,11 @@ METRICS: Mapping[str, Metric] = {
     "tokens_per_s_per_worker": lambda g: g.num_tokens() / g.duration_s / max(w.num_workers for w in g.windows),
     "send_lag_p99_ms": lambda g: 1e3 * percentile(g.lags_s(), 99),
     "cached_share": lambda g: math.nan if (share := g.cached_share()) is None else share,
-    "kv_mb_per_split": lambda g: percentile([s.wire_bytes / 1e6 for s in g.requests if s.wire_bytes], 50),
-    "wire_p50_ms": lambda g: 1e3 * percentile([s.wire_s for s in g.requests if s.wire_bytes], 50),
+    "kv_mb_per_split": lambda g: g.wire()[0] / 1e6,
+    "wire_p50_ms": lambda g: 1e3 * g.wire()[1],
     "joules_per_token": lambda g: g.energy_j() / max(1, g.num_tokens()),
-    "queue_mean_ms": lambda g: _mean_ms(g, "vllm:request_queue_time_seconds"),
+    "queue_mean_ms": lambda g: 1e3 * g.mean("vllm:request_queue_time_seconds"),
 }
-
-
-def _mean_ms(group: Group, name: str) -> float:
-    count = group.counter(name + "_count")
-    return 1e3 * group.counter(name + "_sum") / count if count else math.nan
 
 
 def select(samples: Iterable[Sample], windows: Iterable[Window], **keys: object) -> Group:

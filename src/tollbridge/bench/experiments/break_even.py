@@ -25,7 +25,7 @@ import msgspec
 from tollbridge.bench import local, schedule
 from tollbridge.bench.book import Book
 from tollbridge.bench.compare import compare, conditions
-from tollbridge.bench.figures import DEFINITIONS, remarks
+from tollbridge.bench.figures import DEFINITIONS, remarks, select
 from tollbridge.bench.link import raw_goodput
 from tollbridge.bench.local import Local, Started
 from tollbridge.bench.netns import ADDRESSES, link, on_host
@@ -123,7 +123,7 @@ class _At:
 def report(book: Book, settings: Settings, arms: Sequence[str]) -> Document:
     """Return where the curves cross, and where the plan says they do."""
     rows = [_at(book, cell) for cell in sorted({w.cell for w in book.windows}, key=float)]
-    num_bytes = percentile([float(s.wire_bytes) for s in book.samples if s.arm == SPLIT and s.wire_bytes], 50)
+    num_bytes, _ = select(book.samples, book.windows, arm=SPLIT).wire()
     prefill_s = percentile([row.local_s for row in rows], 50)
     measured = crossing([(row.link, row.fetch_s, row.local_s) for row in rows])
     predicted = num_bytes / prefill_s

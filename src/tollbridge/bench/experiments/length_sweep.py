@@ -6,6 +6,7 @@ that crossed over that difference (effective bandwidth) and its share of what a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
@@ -13,7 +14,7 @@ from random import Random
 from tollbridge.bench import schedule
 from tollbridge.bench.book import Book
 from tollbridge.bench.compare import Comparison, compare, conditions, in_words, labels_of
-from tollbridge.bench.figures import DEFINITIONS, Group, remarks, select
+from tollbridge.bench.figures import DEFINITIONS, remarks, select
 from tollbridge.bench.link import raw_goodput
 from tollbridge.bench.records import LinkRate
 from tollbridge.bench.session import Session, Traffic
@@ -136,7 +137,7 @@ def report(book: Book, settings: Settings, arms: Sequence[str]) -> Document:
 def _row(book: Book, settings: Settings, cell: str, arms: Sequence[str]) -> _Row:
     compared = compare(book, cell, arms, (_TTFT, "e2e_p50_ms", "tpot_p50_ms"))
     split = select(book.samples, book.windows, cell=cell, arm=arms[-1])
-    num_bytes, wire_s = _wire(split)
+    num_bytes, wire_s = (value if math.isfinite(value) else 0.0 for value in split.wire())
     return _Row(
         length=int(cell),
         before_ms=percentile(compared.values[_TTFT, compared.baseline], 50),
@@ -145,14 +146,6 @@ def _row(book: Book, settings: Settings, cell: str, arms: Sequence[str]) -> _Row
         num_bytes=num_bytes or settings.kv_bytes_per_token * (int(cell) - 1),
         wire_s=wire_s,
     )
-
-
-def _wire(group: Group) -> tuple[float, float]:
-    """Return (bytes of a request, seconds on the wire), medians of what the decode worker reports."""
-    told = [s for s in group.requests if s.wire_bytes]
-    if not told:
-        return 0.0, 0.0
-    return percentile([s.wire_bytes for s in told], 50), percentile([s.wire_s for s in told], 50)
 
 
 _COLUMNS = (

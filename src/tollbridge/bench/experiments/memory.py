@@ -15,11 +15,10 @@ from random import Random
 from tollbridge.bench import local, schedule
 from tollbridge.bench.book import Book
 from tollbridge.bench.compare import conditions
-from tollbridge.bench.figures import remarks
+from tollbridge.bench.figures import remarks, select
 from tollbridge.bench.local import Local, Started
 from tollbridge.bench.records import Window
 from tollbridge.bench.session import Session, Traffic
-from tollbridge.bench.stats import percentile
 from tollbridge.config.quantity import show_bytes
 from tollbridge.plan.memory import MARGIN
 from tollbridge.report import svg
@@ -82,8 +81,7 @@ def report(book: Book, settings: Settings, arms: Sequence[str]) -> Document:
     peaks = {(w.cell, name): max((size for _, size in w.memory.get(name, ())), default=0.0)
              for w in windows for name in workers}  # fmt: skip
     first, last = windows[0], windows[-1]
-    samples = [s for s in book.samples if s.arm == arms[-1]]
-    request_bytes = percentile([float(s.wire_bytes) for s in samples if s.wire_bytes], 50)
+    request_bytes, _ = select(book.samples, book.windows, arm=arms[-1]).wire()
     growth = {name: peaks[last.cell, name] - peaks[first.cell, name] for name in workers}
     worst = max(growth.values(), default=0.0)
     known = request_bytes == request_bytes
