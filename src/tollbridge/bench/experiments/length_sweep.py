@@ -54,7 +54,8 @@ async def run(session: Session, settings: Settings) -> None:
     if not lengths:
         raise ConfigError(f"No length fits into a context of {session.max_model_len} tokens.", param="lengths")
     for arm in session.arms:
-        await session.ask(arm, schedule.fresh([0.0] * len(lengths), max(lengths), 2, rng, session.vocabulary))
+        warm = [one for length in lengths for one in schedule.fresh([0.0], length, 2, rng, session.vocabulary)]
+        await session.ask(arm, warm)
     for block in range(settings.blocks):
         await _link(session, block)
         for length in lengths:
