@@ -11,7 +11,7 @@ from tests.cli.test_vllm import fake
 from tollbridge.bench.local import Local, started
 from tollbridge.bench.vllm_worker import CPU_ARGS, PYTHON_VARIABLE, Vllm, find_vllm, vllm_worker
 from tollbridge.cli.main import run as cli
-from tollbridge.errors import StartupError
+from tollbridge.errors import ConfigError, StartupError
 
 MODEL = "some/model"
 
@@ -23,6 +23,8 @@ def test_what_the_workers_run(tmp_path: Path) -> None:
     assert find_vllm("--dtype auto", environ).args == ["--dtype", "auto"]
     environ[PYTHON_VARIABLE] = fake(tmp_path)
     assert find_vllm("", environ).about == "vLLM 0.31.0 (cuda)"
+    with pytest.raises(ConfigError, match="cannot be taken apart: No closing quotation"):
+        find_vllm("--dtype 'auto", environ)
 
 
 def test_the_command_of_a_worker() -> None:

