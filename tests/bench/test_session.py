@@ -7,6 +7,7 @@ import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from benchmarks.support.upstream import Upstream
 
@@ -81,6 +82,9 @@ async def test_a_run_goes_on_where_it_was_cut_off(pair: tuple[Upstream, Upstream
     assert len(again.windows) == 3 and len(again.samples) == 6
     with pytest.raises(ConfigError, match="another run"):
         Book(path, Head(experiment="test", parameters={"n": 2}, arms=HEAD.arms, seed=7))
+    with pytest.raises(ConfigError, match="or workers"):
+        Book(path, msgspec.structs.replace(HEAD, conditions={"engine": "vLLM"}))
+    assert Book(path, msgspec.structs.replace(HEAD, conditions={"load_1min": 9.0})).windows
 
 
 async def test_two_client_processes_share_an_open_loop(pair: tuple[Upstream, Upstream], tmp_path: Path) -> None:

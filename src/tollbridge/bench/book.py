@@ -79,13 +79,18 @@ class Book:
         first = lines[0] if lines else None
         if not isinstance(first, Head):
             raise ConfigError(f"{self.path} is not the record of a bench run: give another --out.")
-        ours, theirs = (msgspec.structs.replace(head, conditions={}) for head in (self.head, first))
-        if msgspec.to_builtins(ours) != msgspec.to_builtins(theirs):
+        if _what(self.head) != _what(first):
             raise ConfigError(
-                f"{self.path} holds another run ({first.experiment}, seed {first.seed}, or other parameters): "
-                "give another --out to begin a new one."
+                f"{self.path} holds another run ({first.experiment}, seed {first.seed}, or other parameters or workers)"
+                ": give another --out to begin a new one."
             )
         self.head = first
+
+
+def _what(head: Head) -> object:
+    """Return what two runs must have in common to be one: of the conditions what was measured, not when."""
+    measured = {name: head.conditions.get(name) for name in ("model", "engine")}
+    return msgspec.to_builtins(msgspec.structs.replace(head, conditions=measured))
 
 
 def read_lines(raw: bytes, path: Path) -> list[Line]:
