@@ -18,6 +18,7 @@ COLOURS = (
     "var(--c4,#2e933c)",
 )
 _WIDTH = 900
+_NARROW = 600  # can be read on a telephone (page.css)
 _LEFT, _RIGHT = 62, 16
 
 
@@ -60,8 +61,8 @@ def stems(
 
 
 def bars(
-    items: Sequence[tuple[str, float, str, int]], *, title: str = "", width: int = _WIDTH, label_width: int = 250,
-    written_width: int = 190,
+    items: Sequence[tuple[str, float, str, int]], *, title: str = "", width: int = _NARROW, label_width: int = 230,
+    written_width: int = 110,
 ) -> str:  # fmt: skip
     """Return horizontal bars for (label, value, what is written at its end, colour)."""
     top, step = (30 if title else 6), 34
@@ -124,7 +125,7 @@ def intervals(rows: Sequence[Interval], *, left: str = "", right: str = "") -> s
 def lines(
     curves: Mapping[str, Points], *, x_label: str, y_label: str, limits: Mapping[str, float] | None = None,
     log_x: bool = False, log_y: bool = False, marks: Mapping[str, float] | None = None, dots: bool = True,
-    width: int = _WIDTH, shades: Sequence[int] = (),
+    width: int = _NARROW, shades: Sequence[int] = (),
 ) -> str:  # fmt: skip
     """Return curves by label; `limits` are horizontal, `marks` vertical dashed lines. NaN is left out.
 
