@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -164,6 +165,37 @@ asyncio.run(main())
         child_pid = int(supervisor.stdout.readline())
         supervisor.kill()
     wait_gone(child_pid)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
+def test_kill_9_of_the_supervisor_lets_a_child_end_its_own_children(tmp_path: Path) -> None:
+    child = f"""
+import pathlib
+def end(*_):
+    pathlib.Path({str(tmp_path / "asked")!r}).touch()
+    os._exit(0)
+signal.signal(signal.SIGTERM, end)
+ready()
+signal.pause()
+"""
+    script = f"""
+import asyncio, os, signal, sys
+from tollbridge.worker.supervisor import ManagedProcess, ProcessSpec
+async def main():
+    argv = [sys.executable, "-c", {READY + child!r}]
+    spec = ProcessSpec(name="w", argv=argv, environ=os.environ, orphaned=signal.SIGTERM)
+    child = await ManagedProcess.start(spec)
+    await child.wait_ready({LONG_S})
+    print(child.pid, flush=True)
+    await child.wait()
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as supervisor:
+        assert supervisor.stdout is not None
+        child_pid = int(supervisor.stdout.readline())
+        supervisor.kill()
+    wait_gone(child_pid)
+    assert (tmp_path / "asked").exists()
 
 
 @pytest.mark.parametrize("line", ["", "hello", "{", "{}", '{"ready": "cook"}', '{"ready": "worker", "name": "w"}'])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -142,7 +143,8 @@ def _first(*values: int | None) -> int:
 
 
 async def _serve(worker: VllmWorker, launch: Command, name: str, interrupts: Interrupts) -> int:
-    spec = ProcessSpec(name="vLLM", argv=launch.argv, environ=launch.environ)
+    orphaned = signal.SIGTERM  # killed, it would leave its engine behind, and that the GPU's memory
+    spec = ProcessSpec(name="vLLM", argv=launch.argv, environ=launch.environ, orphaned=orphaned)
     process = await ManagedProcess.start(spec, on_line=_show)
     interrupts.on_second = process.kill
     try:

@@ -2,7 +2,7 @@
 
 Each child leads its own process group, so Ctrl-C at the terminal reaches only us, who then stop the children in order,
 and so that a child's own children can be ended with it. A child asks the kernel for SIGKILL when we die
-(PR_SET_PDEATHSIG, Linux), so `kill -9` of the supervisor leaves no orphan serving on a port.
+(PR_SET_PDEATHSIG, Linux; or for what its spec says), so `kill -9` of the supervisor leaves no orphan serving on a port.
 
 stdout carries the ready line (wire/ready.py) and is otherwise treated like stderr: the last lines are kept for the
 sentence about a crash, and each line is offered to `on_line`. Both pipes are always drained, or a child would block.
@@ -52,6 +52,7 @@ class ProcessSpec:
     argv: Sequence[str]
     environ: Mapping[str, str]
     cores: Sequence[int] | None = None  # None: wherever the kernel likes
+    orphaned: signal.Signals = signal.SIGKILL  # what it gets when we die; SIGTERM: it has children of its own to end
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,7 @@ class ManagedProcess:
                 bufsize=0,
                 env=spec.environ,
                 process_group=0,
-                preexec_fn=_in_child(os.getpid(), spec.cores),  # noqa: PLW1509 (see _in_child)
+                preexec_fn=_in_child(os.getpid(), spec),  # noqa: PLW1509 (see _in_child)
             )
         except OSError as error:
             raise StartupError(f"{spec.name} cannot be started: {spec.argv[0]}: {error.strerror}.") from None
@@ -237,15 +238,15 @@ def _ending(returncode: int | None) -> str:
     return f"ended with exit code {returncode}"
 
 
-def _in_child(parent_pid: int, cores: Sequence[int] | None) -> Callable[[], None]:
+def _in_child(parent_pid: int, spec: ProcessSpec) -> Callable[[], None]:
     """Return what the child does between fork and exec: system calls only, for the parent may have other threads."""
 
     def prepare() -> None:
         if _LIBC is not None:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            _LIBC.prctl(_PR_SET_PDEATHSIG, int(spec.orphaned), 0, 0, 0)
             if os.getppid() != parent_pid:  # it died before we could ask
                 os._exit(1)
-        if cores is not None:
-            os.sched_setaffinity(0, cores)
+        if spec.cores is not None:
+            os.sched_setaffinity(0, spec.cores)
 
     return prepare
