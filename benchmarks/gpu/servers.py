@@ -33,7 +33,11 @@ class Host:
 GPU = Host(
     serve=(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"),
     args=("--attention-backend", "FLASH_ATTN"),
-    environ={"VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_USE_DEEP_GEMM": "0"},
+    environ={
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_USE_DEEP_GEMM": "0",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "300",  # 5 s by default: the router would send on connections that just close
+    },
 )
 CPU = Host(
     serve=(

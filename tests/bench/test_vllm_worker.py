@@ -22,13 +22,13 @@ def test_what_the_workers_run(tmp_path: Path) -> None:
     assert found.about == f"vLLM 0.31.0+cpu (cpu) {CPU_ARGS}"
     assert find_vllm("--dtype auto", environ).args == ["--dtype", "auto"]
     environ[PYTHON_VARIABLE] = fake(tmp_path)
-    assert find_vllm("", environ).about == "vLLM 0.31.0 (cuda)"
+    assert (found := find_vllm("", environ)).about == "vLLM 0.31.0 (cuda)" and not found.on_cpu
     with pytest.raises(ConfigError, match="cannot be taken apart: No closing quotation"):
         find_vllm("--dtype 'auto", environ)
 
 
 def test_the_command_of_a_worker() -> None:
-    vllm = Vllm(python="/py", args=["--enforce-eager"], about="")
+    vllm = Vllm(python="/py", args=["--enforce-eager"], about="", on_cpu=True)
     made = vllm_worker({"name": "p0"}, MODEL, vllm, {"max_num_batched_tokens": 64}, None)
     command = made["command"]
     assert isinstance(command, list) and command[:3] == ["worker", "vllm", MODEL]
@@ -72,7 +72,7 @@ async def test_a_vllm_that_dies_at_start_is_told_with_its_reason(
 ) -> None:
     monkeypatch.setenv("SAID", str(tmp_path / "said"))
     python = fake(tmp_path, failure="ValueError: the model needs 3 GiB of KV cache")
-    given = Local(model=MODEL, names=["d0"], vllm=Vllm(python=python, args=[], about=""))
+    given = Local(model=MODEL, names=["d0"], vllm=Vllm(python=python, args=[], about="", on_cpu=True))
     with pytest.raises(StartupError, match=r"^d0: vLLM did not start: the model needs 3 GiB .*log ends.*root cause"):
         async with started(given):
             pass
@@ -80,7 +80,7 @@ async def test_a_vllm_that_dies_at_start_is_told_with_its_reason(
 
 async def test_both_workers_and_the_router_come_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SAID", str(tmp_path / "said"))
-    given = Local(model=MODEL, vllm=Vllm(python=fake(tmp_path), args=[], about=""))
+    given = Local(model=MODEL, vllm=Vllm(python=fake(tmp_path), args=[], about="", on_cpu=True))
     async with started(given) as fleet:
         assert fleet.workers == ["p0", "d0"]
         addresses = {fleet.ready[name].kv for name in fleet.workers}

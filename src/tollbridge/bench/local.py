@@ -65,9 +65,9 @@ async def start(given: Local, names: Sequence[str]) -> AsyncIterator[Started]:
 
 @asynccontextmanager
 async def started(local: Local) -> AsyncIterator[Fleet]:
-    """Run the fleet, each worker on a core of its own while they last; nothing is left at the end."""
+    """Run the fleet, each worker without a GPU on a core of its own while they last; nothing is left at the end."""
     cores = sorted(os.sched_getaffinity(0))
-    pinned = len(cores) >= len(local.names)
+    pinned = len(cores) >= len(local.names) and (local.vllm is None or local.vllm.on_cpu)
     workers = [
         _worker(name, local.hosts.get(name), cores[at] if pinned else None) for at, name in enumerate(local.names)
     ]

@@ -27,6 +27,7 @@ class Vllm:
     python: str
     args: Sequence[str]  # vLLM's own flags
     about: str  # version and flags, for the conditions of a report
+    on_cpu: bool
 
 
 def find_vllm(args: str, environ: Mapping[str, str]) -> Vllm:
@@ -44,7 +45,8 @@ def find_vllm(args: str, environ: Mapping[str, str]) -> Vllm:
         words = shlex.split(given)
     except ValueError as error:
         raise ConfigError(f"--engine-args {given!r} cannot be taken apart: {error}.", param="engine_args") from None
-    return Vllm(python=python, args=words, about=f"vLLM {version} ({found.target}) {given}".rstrip())
+    about = f"vLLM {version} ({found.target}) {given}".rstrip()
+    return Vllm(python=python, args=words, about=about, on_cpu=found.target == "cpu")
 
 
 def vllm_worker(
