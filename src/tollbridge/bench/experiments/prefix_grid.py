@@ -134,9 +134,14 @@ def _headline(compared: Mapping[str, Comparison], labels: Mapping[str, str], arm
     for arm in arms[1:]:
         claimed = [each.ratio(_TTFT, arm) for each in compared.values() if each.claimed(_TTFT, arm)]
         means = [ratio.mean for ratio in claimed if ratio is not None]
-        told = f"x {min(means):.2f} to {max(means):.2f} in {len(means)}" if means else "no difference claimed in any"
+        told = f"x {_span(means)} in {len(means)}" if means else "no difference claimed in any"
         parts.append(f"{labels[arm]} {told} of {len(compared)} cells")
     return f"TTFT p50 over {labels[arms[0]]}: {'; '.join(parts)}."
+
+
+def _span(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.2f}", f"{max(values):.2f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _tile(hits: Mapping[tuple[str, str], float], labels: Mapping[str, str], arms: Sequence[str], cell: str) -> Tile:
