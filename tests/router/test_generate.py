@@ -91,3 +91,24 @@ async def test_token_ids_are_required() -> None:
         answer = await r.post({"sampling_params": {}}, path=PATH)
         assert (answer.status, answer.json["error"]["param"]) == (400, "token_ids")
         assert json.loads(answer.body)["error"]["code"] == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (PATH, b'{"token_ids": [1], "sampling_params": %b}'),
+        ("/v1/completions", b'{"prompt": "a", "vllm_xargs": %b}'),
+        ("/v1/completions", b'{"prompt": "a", "stream_options": %b}'),
+        ("/v1/completions", b'{"prompt": ["a", %b]}'),
+        ("/v1/responses", b'{"input": %b}'),
+    ],
+)
+async def test_what_can_be_read_can_be_read_again(path: str, body: bytes) -> None:
+    """However deep it is nested: deeper in the router's own calls there is less room for the decoder."""
+    async with rig(policy="split") as r:
+        statuses = set()
+        for depth in (300, *range(880, 1000), 100_000):
+            answer = await r.post(body % (b'{"a":' * depth + b"1" + b"}" * depth), path=path)
+            assert answer.status == 200 or "nested too deeply" in answer.error
+            statuses.add(answer.status)
+        assert statuses == {200, 400}

@@ -34,6 +34,8 @@ Body = dict[str, msgspec.Raw]
 
 _MAX_SESSION = 256  # characters
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_MANY_BRACKETS = 400  # below the depth at which the decoder gives up
+_SPARE_FRAMES = 200
 _BODY = msgspec.json.Decoder(Body)
 
 
@@ -129,15 +131,23 @@ def _timeout_s(request: web.Request, config: RouterConfig) -> float | None:
 
 def parse_body(raw: bytes) -> Body:
     """Return the body's top-level fields less `kv_transfer_params`; RequestError when it is not a JSON object."""
+    may_be_deep = raw.count(b"[") + raw.count(b"{") > _MANY_BRACKETS
     try:
-        body = _BODY.decode(raw)
+        body = _decode(raw, _SPARE_FRAMES if may_be_deep else 0)
     except msgspec.ValidationError:
         raise RequestError("The request body must be a JSON object.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise RequestError("The JSON of the request is nested too deeply: flatten it.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"The request body is not valid JSON: {error}.") from None
     body.pop("kv_transfer_params", None)
     _refuse_smuggled_params(body)
     return body
+
+
+def _decode(raw: bytes, num_frames: int) -> Body:
+    """Decode below so many frames of our own: what can be read there, nobody later fails to read for its depth."""
+    return _decode(raw, num_frames - 1) if num_frames else _BODY.decode(raw)
 
 
 def maybe_object(raw: msgspec.Raw | None) -> Body | None:
