@@ -50,6 +50,18 @@ async def test_a_failure_within_the_stream_is_an_event() -> None:
         assert "d0" in told["message"]
 
 
+async def test_events_stay_whole() -> None:
+    """However the worker's bytes are cut, an error event does not come behind half of another."""
+    async with rig() as r:
+        r["d0"].behaviour["local"] = Behaviour("die", after=3)
+        r["d0"].cut = lambda data: [data[:7], data[7:-20]]
+        answer = await r.post(ASKED, path=PATH)
+        *passed, last = answer.body.decode().removesuffix("\n\n").split("\n\n")
+        assert len(passed) == 2
+        assert all(json.loads(event.removeprefix("data: ")) for event in passed)
+        assert last.startswith("event: error\n")
+
+
 async def test_a_worker_that_falls_silent_is_given_up() -> None:
     async with rig(idle_timeout_s=0.2) as r:
         r["d0"].behaviour["local"] = Behaviour("stall", after=1)

@@ -1,15 +1,17 @@
 """Requests that any ready worker can answer and that take no part in a split: tokenize, embeddings and the like.
 
-Of these only a response is streamed, as it comes: nothing is read in it, so a worker that fails within it is not
-replaced, and the stream ends with an error event.
+Of these only a response is streamed: its events pass as they come, so a worker that fails within it is not replaced,
+and the stream ends with an error event.
 """
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 from aiohttp import web
 
-from tollbridge.errors import TollbridgeError, UnsupportedError
+from tollbridge.errors import TollbridgeError, UnsupportedError, UpstreamError
 from tollbridge.policy.rules import least_loaded
 from tollbridge.router import legs
 from tollbridge.router.context import Context
@@ -17,7 +19,7 @@ from tollbridge.router.exchange import Answer
 from tollbridge.router.fleet import Worker
 from tollbridge.router.ingress import Call
 from tollbridge.router.relay import EVENT_STREAM
-from tollbridge.router.stream import take_report
+from tollbridge.router.stream import end_of_last_event, take_report
 from tollbridge.router.upstream import ClientGoneError, Deadline, deadline, failure_of
 from tollbridge.wire.openai import error_body
 
@@ -40,7 +42,7 @@ async def forward(context: Context, call: Call, http: web.Request) -> web.Stream
     if call.stream and call.path != RESPONSES:
         raise UnsupportedError(f"The router does not stream {call.path}: leave stream out.", param="stream")
     chosen = least_loaded(context.fleet.view(call.model).ready(), first="decode")
-    stream = _Stream(http, context.config.router.idle_timeout_s)
+    stream = _Stream(http, context.limits.max_event_bytes, context.config.router.idle_timeout_s)
     try:
         return await _ask(context, call, context.fleet[chosen.name], stream)
     except (ClientGoneError, ConnectionResetError):
@@ -68,32 +70,51 @@ async def _ask(context: Context, call: Call, worker: Worker, stream: _Stream) ->
 class _Stream:
     """The client's side of a stream. A client that takes nothing for `idle_s` is as good as gone, a worker, too."""
 
-    def __init__(self, http: web.Request, idle_s: float) -> None:
+    def __init__(self, http: web.Request, max_event_bytes: int, idle_s: float) -> None:
         self._http = http
+        self._max_event_bytes = max_event_bytes
+        self._rest = b""  # the start of an event: an error event must not come behind half of another
         self._idle_s = idle_s
         self.response: web.StreamResponse | None = None
 
     async def relay(self, answer: Answer, limit: Deadline) -> web.StreamResponse:
-        """Pass on `answer`, no faster than the client reads."""
-        piece = await answer.readany()
-        response = self.response = web.StreamResponse(headers=_STREAM_HEADERS)
-        await response.prepare(self._http)
-        while piece:
+        """Pass on the events of `answer`, no faster than the client reads."""
+        response = web.StreamResponse(headers=_STREAM_HEADERS)
+        while piece := await answer.readany():
+            whole = self._whole_events(piece)
             limit.waiting_for_client = True
-            await response.write(piece)
+            if self.response is None:
+                self.response = response
+                await response.prepare(self._http)
+            await response.write(whole)
             limit.waiting_for_client = False
             limit.extend(self._idle_s)
-            piece = await answer.readany()
-        await response.write_eof()
+        limit.waiting_for_client = True
+        if self.response is None:
+            self.response = response
+            await response.prepare(self._http)
+        await response.write_eof(self._rest)
         return response
+
+    def _whole_events(self, piece: bytes) -> bytes:
+        data = self._rest + piece
+        end = end_of_last_event(data)
+        self._rest = data[end:]
+        if len(self._rest) > self._max_event_bytes:
+            raise UpstreamError(f"The worker sent an event of more than {self._max_event_bytes} bytes.")
+        return data[:end]
 
     async def fail(self, error: TollbridgeError) -> web.StreamResponse:
         """End the stream with an error event, in the shape of a response's, and as other streams have it."""
         assert self.response is not None
         told = error_body(error)
         event = {"type": "error", "code": told.error.type, "message": error.message, "param": None, "error": told.error}
-        await self.response.write(b"event: error\ndata: %b\n\n" % msgspec.json.encode(event))
-        await self.response.write_eof()
+        try:
+            async with asyncio.timeout(self._idle_s):
+                await self.response.write(b"event: error\ndata: %b\n\n" % msgspec.json.encode(event))
+                await self.response.write_eof()
+        except (TimeoutError, ConnectionResetError):
+            return self.drop()
         return self.response
 
     def drop(self) -> web.StreamResponse:

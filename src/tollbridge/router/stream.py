@@ -76,7 +76,7 @@ class EventFilter:
     def feed(self, chunk: bytes) -> bytes:
         """Return the events completed by `chunk`, ready to relay; UpstreamError when one grows past the bound."""
         data = self._rest + chunk if self._rest else chunk
-        end = _end_of_last_event(data)
+        end = end_of_last_event(data)
         self._rest = data[end:]
         if len(self._rest) > self._max_event_bytes:
             raise UpstreamError(f"The worker sent an event of more than {self._max_event_bytes} bytes.")
@@ -150,7 +150,7 @@ def _report(params: msgspec.Raw | None) -> WorkerReport | None:
         return None
 
 
-def _end_of_last_event(data: bytes) -> int:
+def end_of_last_event(data: bytes) -> int:
     """Return the index behind the last complete event, 0 when there is none."""
     lf, crlf = data.rfind(b"\n\n"), data.rfind(b"\r\n\r\n")
     return max(lf + 2 if lf >= 0 else 0, crlf + 4 if crlf >= 0 else 0)
