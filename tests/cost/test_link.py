@@ -59,6 +59,18 @@ def test_a_link_that_really_got_slower_is_noticed() -> None:
     assert link.goodput_bytes_per_s == pytest.approx(10 * MB, rel=0.1)
 
 
+def test_a_link_that_fell_by_orders_of_magnitude_is_known_after_a_few_transfers() -> None:
+    """Where the first one might have been a hiccup, which costs less than half."""
+    link = LinkModel(1000 * MB)
+    link.observe(1 * MB, 1 * MB)
+    assert link.goodput_bytes_per_s == pytest.approx(600 * MB, rel=0.01)
+    for _ in range(4):
+        link.observe(1 * MB, 1 * MB)
+    assert link.goodput_bytes_per_s < 1.5 * MB
+    link.observe(1000 * MB)
+    assert link.goodput_bytes_per_s > 500 * MB, "and back"
+
+
 def test_a_faster_one_at_once() -> None:
     link = LinkModel(10 * MB)
     for _ in range(3):

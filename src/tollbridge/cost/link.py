@@ -4,7 +4,7 @@ Each report of a transfer proves an interval. Its own rate r is what the path ca
 times the transfers that shared it, provided that the path, and not the prefill, set the pace: otherwise nothing is
 proven above r. An estimate inside the interval stands, one outside moves towards it. So neither sharing that we
 caused ourselves nor a transfer that waited for its prefill is ever learnt as a slower link, and a faster one is
-noticed at once.
+noticed at once. One slow transfer may have been a hiccup; a second in a row moves the estimate by orders of magnitude.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ MIN_SAMPLE_BYTES = 64 * 1024  # less says more about latency than about goodput
 START_SPREAD = 0.5
 MIN_SPREAD = 0.03
 _UP, _DOWN = 0.6, 0.4  # how far the estimate moves
+_AGAIN = 0.6  # the same for a slower transfer after a slower one, on a logarithmic scale
 _SPREAD_WEIGHT = 0.15
 
 
@@ -25,6 +26,7 @@ class LinkModel:
         self.goodput_bytes_per_s = goodput_bytes_per_s
         self._deviation = spread
         self.num_observations = 0
+        self._num_slower = 0  # in a row
 
     @property
     def known(self) -> bool:
@@ -44,7 +46,11 @@ class LinkModel:
             self.goodput_bytes_per_s = low
             return 0.0
         nearest = min(max(before, low), high)
-        self.goodput_bytes_per_s = before + (_UP if nearest > before else _DOWN) * (nearest - before)
+        self._num_slower = self._num_slower + 1 if nearest < before else 0
+        if self._num_slower > 1:
+            self.goodput_bytes_per_s = before * (nearest / before) ** _AGAIN
+        else:
+            self.goodput_bytes_per_s = before + (_UP if nearest > before else _DOWN) * (nearest - before)
         error = (before - nearest) / nearest
         self._deviation += _SPREAD_WEIGHT * (min(1.25 * abs(error), 1.0) - self._deviation)
         return error
