@@ -24,6 +24,8 @@ LENGTHS, QUICK_LENGTHS = (24, 48, 96, 192, 384, 512, 704, 896), (24, 96, 384, 64
 STREAMS, QUICK_STREAMS = (1, 2, 4, 6), (1, 4)
 REPETITIONS = 3  # a smoke test takes one
 SPLIT_TOKENS = {"10": 64, "30": 128, "60": 256, "200": 512, "free": 640}  # about a second or two of wire
+SHORT_TOKENS = 24  # of a split that shows what a split takes beside prefill and wire
+BESIDE_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Measured:
     steps: list[tuple[int, float]]  # (streams, median gap)
     goodputs: dict[str, float]  # by link, bytes/s
     splits: dict[str, list[tuple[int, float]]]  # by link: (tokens, TTFT at the client) of a split alone
+    slower_beside: float  # what both engines take at once / one alone: two cores of one machine are not two machines
 
 
 def main() -> None:
@@ -58,7 +61,8 @@ async def measure(link: Link, names: list[str], *, quick: bool = False) -> Measu
         for name in names:
             link.shape(cells.LINKS[name], burst="32kb", latency="100ms")
             goodputs[name], splits[name] = await meter.link(SPLIT_TOKENS[name])
-        return Measured(speed.token_s, speed.step_s, prefills, overheads, steps, goodputs, splits)
+        beside = await meter.beside()
+        return Measured(speed.token_s, speed.step_s, prefills, overheads, steps, goodputs, splits, beside)
 
 
 class _Meter:
@@ -88,12 +92,23 @@ class _Meter:
                 found.append((number, statistics.median(gaps)))
         return found
 
+    async def beside(self) -> float:
+        """Return how much longer a prefill takes while the other engine computes one, too."""
+        urls = [self._fleet.url(name) for name in ("p0", "d0")]
+        alone, both = [], []
+        for _ in range(2 * self._repetitions):
+            alone += [(await self._bench.ask(url, BESIDE_TOKENS, 2)).ttft_s for url in urls]
+            both += [
+                each.ttft_s for each in await asyncio.gather(*(self._bench.ask(url, BESIDE_TOKENS, 2) for url in urls))
+            ]
+        return statistics.median(both) / statistics.median(alone)
+
     async def link(self, num_tokens: int) -> tuple[float, list[tuple[int, float]]]:
-        """Return the goodput, from KV that prefill has cached, and the TTFT of splits that compute it."""
+        """Return the goodput, from KV that prefill has cached, and the TTFT of short splits."""
         rates, splits = [], []
         for _ in range(self._repetitions):
-            cold = await self._bench.ask(self._fleet.url("router"), num_tokens, 4, policy="split")
-            splits.append((num_tokens, cold.ttft_s))
+            cold = await self._bench.ask(self._fleet.url("router"), SHORT_TOKENS, 4, policy="split")
+            splits.append((SHORT_TOKENS, cold.ttft_s))
             prompt = self._bench.prompt(num_tokens)
             await self._bench.send(self._fleet.url("p0"), prompt, 1)
             warm = await self._bench.send(self._fleet.url("router"), prompt, 4, policy="split")

@@ -25,13 +25,28 @@ NUM_LAYERS = 30
 KV_CACHE_TOKENS = (512 << 20) // KV_BYTES_PER_TOKEN // 16 * 16
 
 
-def scenario(measured: Mapping[str, Any], link: str) -> Scenario:
-    """Return the two hosts joined by `link`."""
-    base = Scenario(
+def scenario(measured: Mapping[str, Any], link: str, load: float = 0.0) -> Scenario:
+    """Return the two hosts joined by `link`.
+
+    At `load`, each engine finds the other one computing for that share of its time, and is slower then. What a split
+    takes beside prefill and wire is what a short one alone took beyond its simulation.
+    """
+    alone = _plain(measured, link, 1.0)
+    beyond = [real_s - _alone_s(alone, num_tokens) for num_tokens, real_s in measured["splits"][link]]
+    local_s = max(0.0, statistics.median(measured["overheads_s"]))
+    return msgspec.structs.replace(
+        _plain(measured, link, 1.0 + load * (measured["slower_beside"] - 1.0)),
+        overhead=OverheadSpec(local_s=local_s, split_s=max(local_s, statistics.median(beyond))),
+    )
+
+
+def _plain(measured: Mapping[str, Any], link: str, slower: float) -> Scenario:
+    """Return it without overheads, its engines that much slower than measured alone."""
+    return Scenario(
         kv_bytes_per_token=KV_BYTES_PER_TOKEN,
         engine=EngineSpec(
-            prefill=fit_prefill(measured["prefills"]),
-            decode=fit_decode(measured["steps"]),
+            prefill=fit_prefill([(n, slower * s) for n, s in measured["prefills"]]),
+            decode=fit_decode([(n, slower * s) for n, s in measured["steps"]]),
             num_layers=NUM_LAYERS,
             kv_cache_tokens=KV_CACHE_TOKENS,
             max_num_batched_tokens=EngineConfig().max_num_batched_tokens,
@@ -40,9 +55,8 @@ def scenario(measured: Mapping[str, Any], link: str) -> Scenario:
         fleet=[GroupSpec(count=1, prefer="prefill"), GroupSpec(count=1, prefer="decode")],
         network=NetworkSpec(nic_bytes_per_s=measured["goodputs"][link]),
         slo=slo(measured),
-        overhead=OverheadSpec(local_s=max(0.0, statistics.median(measured["overheads_s"])), split_s=0.0),
+        overhead=OverheadSpec(local_s=0.0, split_s=0.0),
     )
-    return _with_split_overhead(base, measured, link)
 
 
 def slo(measured: Mapping[str, Any]) -> SloConfig:
@@ -65,18 +79,6 @@ def fit_decode(samples: Sequence[tuple[int, float]]) -> DecodeFit:
     return DecodeFit(step_s=delta, per_decode_s=rho)
 
 
-def _with_split_overhead(base: Scenario, measured: Mapping[str, Any], link: str) -> Scenario:
-    """Set the overhead of a split to what a split alone took beyond its simulation."""
-    beyond = [
-        real_s - _alone_s(msgspec.structs.replace(base, overhead=OverheadSpec(local_s=0.0, split_s=0.0)), num_tokens)
-        for num_tokens, real_s in measured["splits"][link]
-    ]
-    overhead = OverheadSpec(
-        local_s=base.overhead.local_s, split_s=max(base.overhead.local_s, statistics.median(beyond))
-    )
-    return msgspec.structs.replace(base, overhead=overhead)
-
-
 def _alone_s(made: Scenario, num_tokens: int) -> float:
     result = Simulation(made, "split", seed=1).run([Arrival(0.0, (own_range(0, num_tokens),), 4)])
     return result.ttft_s.p50
@@ -91,7 +93,8 @@ def predicted_records(
     requests = cells.traffic(cell, block, arm, rate_per_s=rate, window_s=window_s)
     arrivals = [Arrival(each.at_s, _parts(each.prompt), each.max_tokens) for each in requests]
     records: list[dict[str, Any]] = [{} for _ in arrivals]
-    simulation = Simulation(scenario(measured, cell.link), arm, seed=cells.SEED)
+    load = (cells.LOADS | cells.MORE_LOADS)[cell.load]
+    simulation = Simulation(scenario(measured, cell.link, load), arm, seed=cells.SEED)
     about = {"cell": cell.name, "block": block, "arm": arm, "slo": speed.slo}
     simulation.on_record = lambda index, record: records[index].update(
         about | _record(record, requests[index].max_tokens, window_s + DRAIN_S)
