@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -78,14 +79,26 @@ class _Striker(asyncio.Protocol):
         return len(self._buffer) >= end + 4 + int(head[at + 15 :].split(b"\r\n", 1)[0])
 
 
-async def hammer(url: str, body: bytes, *, connections: int, requests: int, path: str = "/v1/completions") -> Blows:
-    """Send `requests` requests over `connections` connections and return when all have been answered."""
+async def hammer(
+    url: str,
+    body: bytes,
+    *,
+    connections: int,
+    requests: int,
+    most_s: float = math.inf,
+    path: str = "/v1/completions",
+) -> Blows:
+    """Send `requests` requests over `connections` connections and return when all have been answered.
+
+    After `most_s` no more are sent.
+    """
     parts, blows, left = urlsplit(url), Blows(), requests
+    end_s = time.perf_counter() + most_s
 
     def more() -> bool:
         nonlocal left
         left -= 1
-        return left >= 0
+        return left >= 0 and time.perf_counter() < end_s
 
     request = (
         f"POST {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
