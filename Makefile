@@ -2,7 +2,7 @@
 #   make demo    install, fetch the model, serve one request split and one locally, clean up
 #   make up      run router and workers until Ctrl-C (ARGS="--port 9000")
 #   make test    lint and the whole test suite (ARGS="-k name" for some of it)
-#   make faults  kill, freeze and restart real vLLM servers in the middle of splits, and NIXL behind the router (slow; after make test)
+#   make faults  kill, freeze and restart real vLLM servers in the middle of splits (slow; after make test)
 #   make lint    ruff, mypy, import-linter
 #   make clean   remove what was built; make distclean also removes .venv
 

@@ -15,6 +15,8 @@ from tollbridge.obs.logs import JsonFormatter, KeyValueFormatter
 if TYPE_CHECKING:
     from tests.vllm.pair import Pair
 
+ALONE = ("test_faults.py", "test_nixl.py")
+
 
 @pytest.fixture(autouse=True)
 def logs_as_they_were() -> Iterator[None]:
@@ -84,10 +86,10 @@ def pair(models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the packages that share `pair` together, and before them NIXL, whose processes leave others no core."""
-    spinning = [item for item in items if item.path.name == "test_nixl.py" and "/tests/vllm/" in item.path.as_posix()]
+    """Run the packages that share `pair` together, and before it starts those whose own servers need all cores."""
+    alone = [item for item in items if item.path.name in ALONE and "/tests/vllm/" in item.path.as_posix()]
     shared = [item for item in items if "/tests/conformance/" in item.path.as_posix()]
-    moved = {*spinning, *shared}
+    moved = {*alone, *shared}
     rest = [item for item in items if item not in moved]
     first = next((at for at, item in enumerate(rest) if "/tests/vllm/" in item.path.as_posix()), len(rest))
-    items[:] = rest[:first] + spinning + shared + rest[first:]
+    items[:] = rest[:first] + alone + shared + rest[first:]

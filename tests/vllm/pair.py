@@ -101,11 +101,13 @@ class Server:
         index = launch.argv.index("--kv-transfer-config") + 1
         config = msgspec.json.decode(launch.argv[index])
         config.setdefault("kv_connector_extra_config", {}).update(self.transfer)
+        if self.media != "tollbridge":
+            config["kv_connector_module_path"] = "tests.vllm.sleeping_nixl"
         launch.argv[index] = msgspec.json.encode(config).decode()
         environ = {
             **launch.environ,
             "TOLLBRIDGE_SECRET": SECRET,
-            "PYTHONPATH": str(ROOT / "src"),
+            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
             "VLLM_CPU_CI_ENV": "1",
             "HF_HUB_OFFLINE": "1",
         }
@@ -249,12 +251,14 @@ class Pair:
         """Wait until decode waits for KV."""
         while not await self.metric(self.d, "vllm:num_requests_waiting_by_reason", reason="deferred"):
             assert not leg.done(), f"it ended before anything could happen to it: {leg.result()}"
+            await asyncio.sleep(0.01)  # the servers have to get on
 
     async def moving(self, leg: asyncio.Task[Any]) -> None:
         """Wait until KV is on its way: decode waits for it, and prefill computes or sends."""
         await self.parked(leg)
         while not await self.metric(self.p, "vllm:kv_cache_usage_perc"):
             assert not leg.done(), f"it ended before anything could happen to it: {leg.result()}"
+            await asyncio.sleep(0.01)
 
     async def sends(self, outcome: str) -> float:
         """Return how many sends have ended on prefill with that outcome."""

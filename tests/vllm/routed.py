@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +16,8 @@ from tollbridge.policy.views import Prefer
 from tollbridge.router.limits import Limits
 from tollbridge.router.main import listening
 from tollbridge.wire import sse
+
+READY_S = 120.0
 
 
 @asynccontextmanager
@@ -34,7 +37,19 @@ async def routed(pair: Pair, limits: Limits | None = None) -> AsyncIterator[tupl
     ]
     cluster = ClusterConfig(router=RouterConfig(port=0, policy="split"), workers=workers)
     async with listening(cluster, SECRET.encode(), limits=limits) as url, aiohttp.ClientSession() as session:
+        await both_ready(session, url)
         yield url, session
+
+
+async def both_ready(session: aiohttp.ClientSession, url: str) -> None:
+    """Wait until the router has seen both workers well: their machine may be busy."""
+    async with asyncio.timeout(READY_S):
+        while True:
+            async with session.get(url + "/health") as answer:
+                workers = (await answer.json())["workers"]
+            if all(worker["ready"] for worker in workers.values()):
+                return
+            await asyncio.sleep(0.1)
 
 
 def completion(text: list[int]) -> dict[str, Any]:
