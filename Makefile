@@ -2,7 +2,6 @@
 #   make demo    install, fetch the model, serve one request split and one locally, clean up
 #   make up      run router and workers until Ctrl-C (ARGS="--port 9000")
 #   make test    lint and the whole test suite (ARGS="-k name" for some of it)
-#   make faults  kill, freeze and restart real vLLM servers in the middle of splits (slow; after make test)
 #   make lint    ruff, mypy, import-linter
 #   make clean   remove what was built; make distclean also removes .venv
 
@@ -25,7 +24,7 @@ export TOLLBRIDGE_HOME ?= $(CURDIR)/.cache/tollbridge
 endif
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help demo up test browser faults lint clean distclean
+.PHONY: help demo up test browser lint clean distclean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -38,15 +37,12 @@ up: $(VENV)/.engine
 
 test: $(VENV)/.dev $(VLLM)/.installed browser lint
 	$(BIN)/tollbridge model pull smollm2
-	$(BIN)/python -m pytest --durations=15 -m 'not faults' $(ARGS)
+	$(BIN)/python -m pytest --durations=15 $(ARGS)
 
 # The dashboard's tests drive a Chromium. Root installs Debian's if there is none; others are told by the tests.
 browser:
 	@command -v chromium chromium-browser google-chrome >/dev/null || [ "$$(id -u)" -ne 0 ] || \
 	  { echo 'installing chromium (once)'; apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
-
-faults: $(VENV)/.dev $(VLLM)/.installed
-	$(BIN)/python -m pytest --durations=15 -m faults $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

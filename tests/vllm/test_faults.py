@@ -1,7 +1,8 @@
 """Two real vLLM servers on a slow link, with whatever can go wrong: clients leave, workers stop, die and come back.
 
-Blocks of 32 tokens, steps of 32 tokens (a long prompt takes many), a link of 1 MB/s (a load takes seconds), and short
-deadlines, longer on a busy machine. The last tests kill workers; they are last on purpose.
+Blocks of 32 tokens, steps of 32 tokens (a long prompt takes many), a link of 0.7 MB/s (a load takes seconds), and
+deadlines that no busy machine lets pass by itself: they cost time only where a test is about them. Every wait is for
+what was to happen. The last tests kill workers; they are last on purpose.
 """
 
 from __future__ import annotations
@@ -18,21 +19,22 @@ from typing import Any
 
 import pytest
 
-from tests.vllm.pair import PACE, Pair, Server, outcome, prompt, report, tokens
+from tests.vllm.pair import Pair, Server, outcome, prompt, report, tokens
 
-pytestmark = [pytest.mark.vllm, pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 BLOCK = 32
 NUM_BLOCKS = 72  # of the prefill worker; vLLM keeps one to itself
-LONG = 1200  # tokens: about 40 steps of prefill, 2.4 MB of KV
+LONG = 1200  # tokens: 150 steps of prefill, 2.4 MB of KV
 LONGEST = 1900  # 4 MB: still on its way when a worker is stopped, however busy the machine is
-OPEN_TIMEOUT_S = 6.0  # times PACE
+WAIT_S = 10.0
 DEADLINES = {
-    "heartbeat_s": 0.3,
-    "progress_timeout_s": 3.0 * PACE,
-    "unknown_timeout_s": 3.0 * PACE,
-    "open_timeout_s": OPEN_TIMEOUT_S * PACE,
+    "heartbeat_s": 0.5,
+    "progress_timeout_s": WAIT_S,
+    "unknown_timeout_s": WAIT_S,
+    "open_timeout_s": 1.5 * WAIT_S,
 }
+IDLE_S = 60.0  # until the last deadline is over, and its end was told
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def pair(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder = tmp_path_factory.mktemp("faults")
     args = ("--block-size", str(BLOCK), "--max-model-len", "2048", "--max-num-batched-tokens", "32")
     small = (*args, "--num-gpu-blocks-override", str(NUM_BLOCKS), "--long-prefill-token-threshold", "8")
-    p = Server("p", tiny_model, folder, small, {**DEADLINES, "bandwidth_cap_bytes_per_s": 1e6})
+    p = Server("p", tiny_model, folder, small, {**DEADLINES, "bandwidth_cap_bytes_per_s": 7e5})
     with Pair(p, Server("d", tiny_model, folder, args, dict(DEADLINES))).running() as pair:
         yield pair
 
@@ -58,6 +60,15 @@ async def leg(pair: Pair, role: str, text: list[int], key: str) -> AsyncIterator
         await asyncio.wait([task])
 
 
+@contextlib.asynccontextmanager
+async def loading(pair: Pair, text: list[int], key: str) -> AsyncIterator[tuple[asyncio.Task[Any], asyncio.Task[Any]]]:
+    """Run decode's leg, and prefill's once decode waits for it, on a busy machine too; yield (decode, prefill)."""
+    async with leg(pair, "decode", text, key) as decode:
+        await pair.parked(decode)
+        async with leg(pair, "prefill", text, key) as prefill:
+            yield decode, prefill
+
+
 async def works(pair: Pair, seed: int) -> None:
     """Check that a split still works."""
     text = prompt(200, seed)
@@ -68,10 +79,11 @@ async def works(pair: Pair, seed: int) -> None:
 
 async def test_slow_link(pair: Pair) -> None:
     text = prompt(LONG, seed=1)
-    _, decode = await pair.split(text)
+    async with loading(pair, text, secrets.token_hex(16)) as (answer, _):
+        decode = await answer
     assert tokens(decode) == await pair.local(text)
     assert report(decode)["transfer"]["num_frames"] > 8  # layer by layer, chunk by chunk
-    assert await pair.idle()
+    assert await pair.idle(within_s=IDLE_S)
 
 
 async def test_decode_leaves_before_prefill_comes(pair: Pair) -> None:
@@ -79,22 +91,28 @@ async def test_decode_leaves_before_prefill_comes(pair: Pair) -> None:
     before = await pair.sends("cancelled")
     async with leg(pair, "decode", text, key) as decode:
         await pair.parked(decode)
-    assert await pair.idle(pair.d)
+    assert await pair.idle(pair.d, within_s=IDLE_S)
     await pair.complete(pair.p, text, 1, pair.params("prefill", key))
-    assert await pair.idle(pair.p)
+    assert await pair.idle(pair.p, within_s=IDLE_S)
     assert await pair.sends("cancelled") == before + 1  # told by decode, not by the deadline
 
 
-async def test_decode_never_comes(pair: Pair) -> None:
-    await pair.complete(pair.p, prompt(300, seed=3), 1, pair.params("prefill", secrets.token_hex(16)))
-    assert await pair.idle(pair.p)
+async def test_the_other_leg_never_comes(pair: Pair) -> None:
+    """Prefill frees its blocks, and decode computes for itself; two transfers, for both have to wait."""
+    text = prompt(300, seed=4)
+    prefill = pair.complete(pair.p, prompt(300, seed=3), 1, pair.params("prefill", secrets.token_hex(16)))
+    decode = pair.complete(pair.d, text, 12, pair.params("decode", secrets.token_hex(16)))
+    _, answer = await asyncio.gather(prefill, decode)
+    assert outcome(answer) == "unknown_transfer"
+    assert tokens(answer) == await pair.local(text)
+    assert await pair.idle(within_s=IDLE_S)
 
 
 async def test_the_router_releases_what_decode_never_asks_for(pair: Pair) -> None:
     before, text, key = await pair.sends("cancelled"), prompt(300, seed=17), secrets.token_hex(16)
     await pair.complete(pair.p, text, 1, pair.params("prefill", key))
     await pair.release(key)
-    assert await pair.idle(pair.p)
+    assert await pair.idle(pair.p, within_s=IDLE_S)
     assert await pair.sends("cancelled") == before + 1  # and not failed by the deadline
     decode = await pair.complete(pair.d, text, 12, pair.params("decode", key))
     assert outcome(decode) == "peer_cancelled"
@@ -111,7 +129,7 @@ async def test_pinned_blocks_have_a_bound(pair: Pair) -> None:
     answers = await asyncio.gather(*loads)
     assert [outcome(decode) for decode in answers] == ["done", "done", "pinned_bound"]
     assert [tokens(decode) for decode in answers] == [await pair.local(text) for text in texts]
-    assert await pair.idle()
+    assert await pair.idle(within_s=IDLE_S)
     assert await pair.metric(pair.p, "vllm:tollbridge_pinned_blocks") == 0
 
 
@@ -126,14 +144,7 @@ async def test_a_request_that_starves_gets_pinned_blocks(pair: Pair) -> None:
     after = await pair.metric(pair.p, "vllm:tollbridge_failures_total", side="send", reason="pinned_bound")
     assert after == before + 1
     await pair.release(keys[0])
-    assert await pair.idle()
-
-
-async def test_prefill_never_comes(pair: Pair) -> None:
-    text = prompt(300, seed=4)
-    decode = await pair.complete(pair.d, text, 12, pair.params("decode", secrets.token_hex(16)))
-    assert outcome(decode) == "unknown_transfer"
-    assert tokens(decode) == await pair.local(text)
+    assert await pair.idle(within_s=IDLE_S)
 
 
 @pytest.mark.parametrize("after_s", [0.05, 0.3, 0.9])
@@ -144,21 +155,24 @@ async def test_decode_leaves_while_loading(pair: Pair, after_s: float) -> None:
             await asyncio.sleep(after_s)
         await prefill
     # decode may have left before its engine knew of it: then prefill can only wait for the deadline
-    assert await pair.idle()
+    assert await pair.idle(within_s=IDLE_S)
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.05, 0.2])
-async def test_prefill_leaves(pair: Pair, after_s: float) -> None:
-    text, key = prompt(LONG, seed=int(1000 * after_s) + 6), secrets.token_hex(16)
-    async with leg(pair, "decode", text, key) as decode:
-        async with leg(pair, "prefill", text, key):
-            await asyncio.sleep(after_s)
-        answer = await decode
-    if after_s < 0.1:  # later it may have computed everything, and the send goes on without its client
-        assert outcome(answer) != "done"
-        assert report(answer)["computed_tokens"] == LONG
-    assert tokens(answer) == await pair.local(text)
-    assert await pair.idle()
+async def test_prefill_leaves_while_it_computes(pair: Pair) -> None:
+    """Where prefill hears of it only when all is computed, the send goes on without its client: then once more."""
+    for seed in range(60, 66):
+        text, key = prompt(LONGEST, seed), secrets.token_hex(16)
+        async with leg(pair, "decode", text, key) as decode:
+            await pair.parked(decode)
+            async with leg(pair, "prefill", text, key):
+                await pair.moving(decode)
+            answer = await decode
+        assert tokens(answer) == await pair.local(text)
+        assert await pair.idle(within_s=IDLE_S)
+        if outcome(answer) != "done":
+            assert report(answer)["computed_tokens"] == LONGEST
+            return
+    raise AssertionError("prefill never heard that its client had left")
 
 
 async def test_prefill_is_preempted(pair: Pair) -> None:
@@ -168,15 +182,18 @@ async def test_prefill_is_preempted(pair: Pair) -> None:
     steps; long before that the locals need a 14th and a 15th block each.
     """
     before = await pair.metric(pair.p, "vllm:num_preemptions_total")
-    locals_ = [asyncio.create_task(pair.complete(pair.p, prompt(408, seed=index), 120)) for index in range(4)]
-    await asyncio.sleep(0.05)
-    text = prompt(450, seed=7)
-    _, decode = await pair.split(text)
+    text, key = prompt(450, seed=7), secrets.token_hex(16)
+    async with leg(pair, "decode", text, key) as task:
+        await pair.parked(task)
+        locals_ = [asyncio.create_task(pair.complete(pair.p, prompt(408, seed=index), 120)) for index in range(4)]
+        await asyncio.sleep(0.05)
+        async with leg(pair, "prefill", text, key):
+            decode = await task
     await asyncio.gather(*locals_)
     assert await pair.metric(pair.p, "vllm:num_preemptions_total") > before
     assert tokens(decode) == await pair.local(text)
     assert outcome(decode) == "done"
-    assert await pair.idle()
+    assert await pair.idle(within_s=IDLE_S)
 
 
 async def test_clients_that_leave_at_random(pair: Pair) -> None:
@@ -198,8 +215,8 @@ async def test_clients_that_leave_at_random(pair: Pair) -> None:
         if decode is not None:
             assert tokens(decode) == await pair.local(text)
 
-    await asyncio.gather(*(one(index) for index in range(40)))
-    assert await pair.idle()
+    await asyncio.gather(*(one(index) for index in range(24)))
+    assert await pair.idle(within_s=IDLE_S)
     await works(pair, seed=9)
 
 
@@ -209,7 +226,7 @@ async def test_prefill_freezes(pair: Pair) -> None:
     assert pair.p.process is not None
     group = pair.p.process.pid
     key = secrets.token_hex(16)
-    async with leg(pair, "decode", text, key) as decode, leg(pair, "prefill", text, key):
+    async with loading(pair, text, key) as (decode, _):
         await pair.moving(decode)
         os.killpg(group, signal.SIGSTOP)
         try:
@@ -218,14 +235,14 @@ async def test_prefill_freezes(pair: Pair) -> None:
             os.killpg(group, signal.SIGCONT)
     assert outcome(answer) == "stalled"
     assert tokens(answer) == await pair.local(text)
-    assert await pair.idle()
+    assert await pair.idle(within_s=IDLE_S)
     await works(pair, seed=11)
 
 
 async def test_prefill_dies_and_comes_back(pair: Pair) -> None:
     text, key = prompt(LONGEST, seed=12), secrets.token_hex(16)
     other = prompt(200, seed=13)
-    async with leg(pair, "decode", text, key) as decode, leg(pair, "prefill", text, key):
+    async with loading(pair, text, key) as (decode, _):
         bystander = asyncio.create_task(pair.complete(pair.d, other, 12))
         await pair.moving(decode)
         pair.p.stop(signal.SIGKILL)
@@ -233,7 +250,7 @@ async def test_prefill_dies_and_comes_back(pair: Pair) -> None:
     assert outcome(answer) == "peer_lost"
     assert tokens(answer) == await pair.local(text)
     assert tokens(await bystander) == await pair.local(other)
-    assert await pair.idle(pair.d)
+    assert await pair.idle(pair.d, within_s=IDLE_S)
     pair.p.start()
     await asyncio.to_thread(pair.p.wait_ready)
     await pair.complete(pair.p, other, 1)  # the first request after a start is slow
@@ -242,9 +259,9 @@ async def test_prefill_dies_and_comes_back(pair: Pair) -> None:
 
 async def test_decode_dies_while_loading(pair: Pair) -> None:
     text, key = prompt(LONGEST, seed=15), secrets.token_hex(16)
-    async with leg(pair, "prefill", text, key) as prefill, leg(pair, "decode", text, key) as decode:
+    async with loading(pair, text, key) as (decode, prefill):
         await pair.moving(decode)
         pair.d.stop(signal.SIGKILL)
         await asyncio.wait([decode])
         await prefill
-    assert await pair.idle(pair.p)
+    assert await pair.idle(pair.p, within_s=IDLE_S)
