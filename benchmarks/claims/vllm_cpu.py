@@ -27,6 +27,7 @@ from tests.vllm.pair import PYTHON, Pair, Server, make_model, prompt
 from tests.vllm.routed import ask_router, completion, routed
 
 from benchmarks.support.result import ClaimResult, unavailable
+from tollbridge.router.limits import Limits
 
 DESCRIPTION = "real vLLM on the CPU: split equals local, through deaths and departures, and no KV block leaks"
 
@@ -38,6 +39,7 @@ EDGES = sorted(
     | {2, 3, 17, 250, 333, 400, 555, 640, 700, 777, 850, 900, 1000, 1111, 1200}
 )
 CONCURRENCY = 8
+PATIENT = Limits(check_timeout_s=10.0)  # a worker that has just started may be late, and is not to be doubted for it
 MAX_TRIES = 200  # requests after a restart until one is split again
 
 
@@ -58,6 +60,7 @@ class Scenes:
     def __init__(self, pair: Pair, url: str, session: aiohttp.ClientSession, tally: Tally) -> None:
         self.pair, self.url, self.session, self.tally = pair, url, session, tally
         self._seeds = iter(range(10_000, 1_000_000))
+        self._decisions: list[str] = []  # as the router told them, the newest last
 
     def fresh(self, length: int) -> list[int]:
         return prompt(length, next(self._seeds))
@@ -117,6 +120,7 @@ class Scenes:
 
     async def _ask(self, text: list[int]) -> list[int]:
         async with self.session.post(self.url + "/v1/completions", json=completion(text)) as answer:
+            self._decisions.append(answer.headers.get("x-tollbridge-decision", "none"))
             body = await answer.json()
         assert answer.status == 200, body
         return list(body["choices"][0]["token_ids"])
@@ -128,10 +132,13 @@ class Scenes:
             assert await answer.content.readany()
 
     async def _wait(self, when: str, task: asyncio.Task[Any]) -> None:
-        if when == "loading":
-            await self.pair.moving(task)
-        elif when == "queued":
-            await self.pair.parked(task)
+        try:
+            if when == "loading":
+                await self.pair.moving(task)
+            elif when == "queued":
+                await self.pair.parked(task)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; the last decisions: {self._decisions[-3:]}") from None
 
     async def _until_split(self) -> None:
         """Ask until the router splits again and decode loads; every answer on the way must be right."""
@@ -160,7 +167,7 @@ async def _play(folder: Path, *, rounds: int) -> Tally:
     args = ("--block-size", str(BLOCK), "--max-model-len", "2048", "--max-num-batched-tokens", str(CHUNK))
     p, d = (Server(name, model, folder, args, {"bandwidth_cap_bytes_per_s": LINK_BYTES_PER_S}) for name in "pd")
     with Pair(p, d).running() as pair:
-        async with routed(pair) as (url, session):
+        async with routed(pair, PATIENT) as (url, session):
             scenes = Scenes(pair, url, session, tally)
             await _scene(scenes, "forty prompts", scenes.parity)
             for number in range(rounds):
