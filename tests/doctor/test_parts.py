@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from tollbridge.config.address import Address
 from tollbridge.config.cluster import WorkerConfig
 from tollbridge.doctor import pair
 from tollbridge.doctor.findings import Finding
@@ -134,6 +135,14 @@ def test_a_split_that_did_not_happen(reason: str, mend: str) -> None:
 def test_no_report_leads_to_the_flag() -> None:
     (finding,) = pair.judge("p>d", record(split_verified=False, error="The decode worker sent no report."))
     assert "--enable-prompt-tokens-details" in finding.mend
+
+
+def test_one_kv_port_is_never_two_workers() -> None:
+    kv = Address(host="127.0.0.1", port=7801)
+    prefill, decode = (Patient(target=Target(name=name, url=f"http://{name}"), kv=kv) for name in ("p", "d"))
+    assert "127.0.0.1:7801 was asked for both" in failures(pair.compare(prefill, decode))["kv port"]
+    decode.kv = Address(host="127.0.0.1", port=7802)
+    assert "kv port" not in failures(pair.compare(prefill, decode))
 
 
 def test_pairs() -> None:

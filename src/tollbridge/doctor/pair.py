@@ -43,7 +43,12 @@ def compare(prefill: Patient, decode: Patient) -> list[Finding]:
     if prefill.connector != decode.connector and prefill.connector and decode.connector:
         said = f"{prefill.name} has {prefill.connector}, {decode.name} has {decode.connector}"
         findings.append(failed("connector", subject, said, "only workers with the same connector share a split."))
-    if prefill.fingerprint is not None and decode.fingerprint is not None:
+    if prefill.kv is not None and prefill.kv == decode.kv:
+        said = f"{prefill.kv} was asked for both, and two workers never share a KV port"
+        findings.append(
+            failed("kv port", subject, said, "name them with --prefill-kv, --decode-kv or `kv` in the file.")
+        )
+    elif prefill.fingerprint is not None and decode.fingerprint is not None:
         findings.append(_same_fingerprint(subject, prefill, decode))
     return findings
 
