@@ -1,20 +1,24 @@
-"""`tollbridge bench` on the real vLLM servers that other tests share."""
+"""`tollbridge bench` on real vLLM servers: the pair that other tests share, and one that it starts itself."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.vllm.pair import Pair
+from tests.vllm.pair import PYTHON, ROOT, Pair
 from tests.vllm.routed import routed
 from tollbridge.bench.arms import parse_arm
-from tollbridge.bench.experiments import length_sweep, prefix_grid, separation
+from tollbridge.bench.experiments import length_sweep, load, prefix_grid, separation
+from tollbridge.bench.local import Local, start
 from tollbridge.bench.outcome import Experiment
 from tollbridge.bench.records import Arm
 from tollbridge.bench.run import measure
 from tollbridge.bench.session import Options
+from tollbridge.bench.vllm_worker import PYTHON_VARIABLE, find_vllm
 from tollbridge.report.document import Document
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -53,3 +57,22 @@ async def test_a_running_pair_is_measured_by_its_own_counters(pair: Pair, tmp_pa
         assert table is not None
         # of 12 prompts of 272 tokens at most two of each kind find nothing, the others 256
         assert float(table.rows[0][table.columns.index("cached prompt tokens")]) >= 8 / 12 * 256 / 272 - 0.01
+
+
+async def test_a_server_that_the_bench_starts_ends_with_its_supervisor_even_if_that_is_killed(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    vllm = find_vllm("--dtype float32 --enforce-eager --max-model-len 2048", {**os.environ, PYTHON_VARIABLE: PYTHON})
+    given = Local(model=str(tiny_model), names=["d0"], vllm=vllm)
+    small = load.Settings(requests=4, prompt_tokens=32, output_tokens=4, blocks=1, warmup=1)
+    async with start(given, ["one"]) as found:
+        _, result = await run(load, small, list(found.arms), tmp_path, found.names)
+        server = psutil.Process(next(iter(found.pids.values())))
+        family = [server, *server.children(recursive=True)]
+        supervisor = server.parent()
+        assert len(family) > 1 and supervisor is not None and "worker" in supervisor.cmdline()
+        supervisor.kill()
+        _, left = psutil.wait_procs(family, timeout=120)
+    assert not [each for each in left if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    assert result["cells"]["load"]["figures"]["one"]["queue_mean_ms"] >= 0  # by vLLM's own histogram
