@@ -127,6 +127,9 @@ def test_an_answer_that_goes_on_elsewhere(engine: EmbeddedEngine) -> None:
         (Structure("json", '{"allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}'), "least common multiple"),
         (Structure("grammar", 'start: %json {"multipleOf": 123456789}'), "least common multiple"),
         (Structure("json", '{"multipleOf": 1-2}'), "json"),
+        (Structure("json", '{"multipleOf": 123457, "x": "\\u0022multipleOf\\u0022: 1-2"}'), "least common multiple"),
+        (Structure("grammar", 'start: %json {"multipleOf": 123457}\n// "multipleOf": 1-2\n'), "least common multiple"),
+        (Structure("grammar", 'start: %json {"multipleOf": 1e1000000}'), "grammar"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(engine: EmbeddedEngine, structure: Structure, words: str) -> None:

@@ -165,6 +165,8 @@ async def test_what_asks_for_nothing_is_let_through(client: Client) -> None:
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "input"),
         ({"input": [{"type": 7}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": [], "text": "a"}]}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": {}, "text": "a"}]}]}, "input"),
         ({"input": "a", "model": "nobody"}, "model"),
     ],
 )
@@ -173,6 +175,7 @@ async def test_refusals(client: Client, body: dict[str, Any], param: str) -> Non
     assert (status, answer["error"]["param"]) == (404 if param == "model" else 400, param), answer
     assert client.engine.submitted == []
     assert "messages" not in answer["error"]["message"]
+    assert "only input" not in answer["error"]["message"], "a word of ours, not a name"
 
 
 async def test_a_message_is_numbered_as_it_was_sent(client: Client) -> None:

@@ -167,13 +167,22 @@ def _check_multiples(structure: Structure) -> None:
     text is searched, not read: a grammar may have schemas in it.
     """
     plain = _ESCAPE.sub(lambda code: chr(int(code[1], 16)), structure.text)
-    try:
-        found = [Decimal(number).normalize().as_tuple().digits for number in set(_MULTIPLE.findall(plain))]
-    except InvalidOperation:
-        return  # no number: the library says so
+    found = list(filter(None, map(_digits, set(_MULTIPLE.findall(plain)))))
     few = all(len(digits) < 10 for digits in found)
-    if not few or math.lcm(*(int("".join(map(str, digits))) for digits in found)) > MAX_MULTIPLE:
+    if not few or math.lcm(*map(int, found)) > MAX_MULTIPLE:
         raise _refusal(structure, f'its "multipleOf" have a least common multiple of more than {MAX_MULTIPLE}')
+
+
+def _digits(number: str) -> str:
+    """Return the digits of a number less the zeros around them; none of what is no number: the library says so.
+
+    Each by itself: a text may have such a one where nobody reads it, beside others that count.
+    """
+    try:
+        digits = Decimal(number).as_tuple().digits
+    except InvalidOperation:
+        return ""
+    return "".join(map(str, digits)).strip("0")
 
 
 def _refusal(structure: Structure, reason: str) -> RequestError:

@@ -32,7 +32,7 @@ from tollbridge.worker.job import Job
 from tollbridge.worker.messages import plain_message
 
 _OF_ITEMS = frozenset({"type", "role", "content", "id", "status", "phase"})  # the last three: of an earlier answer
-_TEXTS = frozenset({"input_text", "output_text", "text"})
+_TEXTS = ("input_text", "output_text", "text")  # no set: what a client sends may have no hash
 _SAME = (
     "model", "temperature", "top_p", "stream", "user", "top_k", "seed", "stop", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "skip_special_tokens", "ignore_eos", "priority", "cache_salt",
@@ -168,7 +168,7 @@ def _message(index: int, item: dict[str, Any]) -> dict[str, Any]:
     where = f"input[{index}]"
     if item.get("type", "message") != "message":
         kind = str(item["type"])[:64]
-        raise UnsupportedError(f"{where} is of type {kind!r}: only messages are supported.", param=_INPUT)
+        raise UnsupportedError(f"{where} is of type {kind!r}, which is not supported: leave it out.", param=_INPUT)
     for key in item.keys() - _OF_ITEMS:
         raise UnsupportedError(f'{where} has "{key[:64]}", which is not supported: leave it out.', param=_INPUT)
     content = item.get("content")
