@@ -71,6 +71,14 @@ def test_a_link_that_fell_by_orders_of_magnitude_is_known_after_a_few_transfers(
     assert link.goodput_bytes_per_s > 500 * MB, "and back"
 
 
+def test_several_transfers_that_one_hiccup_held_up_are_no_slower_link() -> None:
+    """Each shared the path with the others, and proves at most four times its rate."""
+    link = LinkModel(1000 * MB)
+    for _ in range(4):
+        link.observe(2 * MB, 8 * MB)
+    assert link.goodput_bytes_per_s > 130 * MB
+
+
 def test_a_faster_one_at_once() -> None:
     link = LinkModel(10 * MB)
     for _ in range(3):

@@ -171,12 +171,13 @@ asyncio.run(main())
 def test_kill_9_of_the_supervisor_lets_a_child_end_its_own_children(tmp_path: Path) -> None:
     child = f"""
 import pathlib
-def end(*_):
+def end():
     pathlib.Path({str(tmp_path / "asked")!r}).touch()
     os._exit(0)
-signal.signal(signal.SIGTERM, end)
+signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM}})
 ready()
-signal.pause()
+signal.sigwait({{signal.SIGTERM}})
+end()
 """
     script = f"""
 import asyncio, os, signal, sys

@@ -4,7 +4,8 @@ Each report of a transfer proves an interval. Its own rate r is what the path ca
 times the transfers that shared it, provided that the path, and not the prefill, set the pace: otherwise nothing is
 proven above r. An estimate inside the interval stands, one outside moves towards it. So neither sharing that we
 caused ourselves nor a transfer that waited for its prefill is ever learnt as a slower link, and a faster one is
-noticed at once. One slow transfer may have been a hiccup; a second in a row moves the estimate by orders of magnitude.
+noticed at once. One slow transfer may have been a hiccup, and so may several that shared it; a second in a row that had
+the path to itself moves the estimate by orders of magnitude.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ MIN_SAMPLE_BYTES = 64 * 1024  # less says more about latency than about goodput
 START_SPREAD = 0.5
 MIN_SPREAD = 0.03
 _UP, _DOWN = 0.6, 0.4  # how far the estimate moves
-_AGAIN = 0.6  # the same for a slower transfer after a slower one, on a logarithmic scale
+_AGAIN = 0.6  # the same for a slower transfer after a slower one, both alone, on a logarithmic scale
+_ALONE = 1.5  # high / low of such a one is less
 _SPREAD_WEIGHT = 0.15
 
 
@@ -26,7 +28,7 @@ class LinkModel:
         self.goodput_bytes_per_s = goodput_bytes_per_s
         self._deviation = spread
         self.num_observations = 0
-        self._num_slower = 0  # in a row
+        self._num_slower = 0  # that were alone, in a row
 
     @property
     def known(self) -> bool:
@@ -46,8 +48,9 @@ class LinkModel:
             self.goodput_bytes_per_s = low
             return 0.0
         nearest = min(max(before, low), high)
-        self._num_slower = self._num_slower + 1 if nearest < before else 0
-        if self._num_slower > 1:
+        is_slower_alone = nearest < before and high < _ALONE * low
+        self._num_slower = 0 if nearest >= before else self._num_slower + is_slower_alone
+        if is_slower_alone and self._num_slower > 1:
             self.goodput_bytes_per_s = before * (nearest / before) ** _AGAIN
         else:
             self.goodput_bytes_per_s = before + (_UP if nearest > before else _DOWN) * (nearest - before)
