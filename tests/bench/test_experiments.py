@@ -75,6 +75,12 @@ async def test_length_sweep_says_what_is_added(pair: Pair, tmp_path: Path) -> No
     assert "a split request of 64 tokens" in document.headline
 
 
+async def test_length_sweep_of_a_single_arm_has_a_report(pair: Pair, tmp_path: Path) -> None:
+    settings = length_sweep.Settings(lengths=(16,), output=2, repeats=1, blocks=2)
+    document, _ = await run(length_sweep, settings, arms_of(pair)[:1], tmp_path)
+    assert document.sections[0].figures[0].count("<polyline") == 1
+
+
 async def test_load_in_an_open_and_in_a_closed_loop(pair: Pair, tmp_path: Path) -> None:
     for name, settings in {
         "open": load.Settings(rate=40, duration=0.5, prompt_tokens=4, output_tokens=2, blocks=3),

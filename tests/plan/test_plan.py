@@ -15,6 +15,7 @@ from tollbridge.plan.inputs import LinkInput, PlanInput, read_model, read_plan
 from tollbridge.plan.plan import Plan, make_plan
 from tollbridge.plan.prefill import Prefill, Sample
 from tollbridge.plan.published import mooncake_bandwidth
+from tollbridge.plan.text import memory_text
 
 LAYERS, HEADS, SIZE = 28, 4, 128
 MODEL = {
@@ -232,6 +233,8 @@ def test_senseless_inputs_get_one_sentence(model: str, values: dict[str, Any], m
 def test_a_transport_that_stages_nothing_is_never_killed(model: str) -> None:
     memory = make_plan(_input(model, memory={"limit": "16 GiB", "staging_copies": 0})).memory
     assert memory is not None and memory.requests_until_killed is None
+    tight = make_plan(_input(model, memory={"limit": "1 GiB", "process": "2 GiB", "staging_copies": 0})).memory
+    assert tight is not None and not tight.fits_unbounded and "killed" not in memory_text(tight).plain
 
 
 def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:

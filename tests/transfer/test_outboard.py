@@ -97,8 +97,13 @@ def filled(pair: Pair, transfer_id: str) -> None:
 @pytest.mark.parametrize("medium", ["process", "remote"])
 @pytest.mark.parametrize(("do", "what"), [(rewound, "gave no answer"), (filled, "took no order")])
 def test_an_io_process_that_is_stopped_does_not_stop_the_engine(
-    medium: str, do: Callable[[Pair, str], None], what: str, caplog: pytest.LogCaptureFixture
+    medium: str,
+    do: Callable[[Pair, str], None],
+    what: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(outboard.Outboard, "_watch", lambda self: None)  # it may ask first, and be told nothing
     pair, transfer_id = make_pair(medium, TransferOptions(answer_timeout_s=0.4)), new_id()
     pid = sender_of(pair).outboard.pid
     pair.sender.register(transfer_id, digest=DIGEST, num_tokens=100)
@@ -183,7 +188,7 @@ def test_nothing_is_left_of_a_start_without_a_process(make: type, monkeypatch: p
     with pytest.raises(OSError, match="could not be pinned"):
         make(cache.memory, FINGERPRINT, TransferOptions())
     gc.collect()  # the ring goes with its last view
-    assert (set(threading.enumerate()), len(os.listdir("/proc/self/fd"))) == before
+    assert set(threading.enumerate()) <= before[0] and len(os.listdir("/proc/self/fd")) <= before[1]
     device.close()
 
 

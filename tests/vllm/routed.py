@@ -18,10 +18,11 @@ from tollbridge.router.main import listening
 from tollbridge.wire import sse
 
 READY_S = 120.0
+PATIENT = Limits(check_timeout_s=10.0)  # a health check that is late on a busy machine is no reason to serve alone
 
 
 @asynccontextmanager
-async def routed(pair: Pair, limits: Limits | None = None) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
+async def routed(pair: Pair, limits: Limits = PATIENT) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
     """Run a router that splits everything; yield its URL and a client."""
     sides: list[tuple[str, Prefer, Server]] = [("p", "prefill", pair.p), ("d", "decode", pair.d)]
     workers = [

@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from typing import Annotated
 
 import msgspec
@@ -180,7 +181,7 @@ async def _until_healthy(process: ManagedProcess, worker: VllmWorker) -> None:
 def _why_not(process: ManagedProcess) -> TollbridgeError:
     """Return the first error that vLLM wrote: what follows it are consequences."""
     lines = process.tail(MAX_LINES)
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+    for line, following in zip_longest(lines, lines[1:], fillvalue=""):
         match = _CAUSE.search(line)
         if match and not any(mark in match[2] for mark in _CONSEQUENCES):
             return StartupError(f"vLLM did not start: {_reason(match[2], following)} ({match[1]})")

@@ -112,7 +112,7 @@ def memory_text(memory: Memory) -> Text:
     if memory.limit is not None:
         text += f"; your limit of {show_bytes(memory.limit)} "
         text += "is enough for the rings" if memory.fits else "is not even enough for the rings"
-        if not memory.fits_unbounded or memory.requests_until_killed is not None:
+        if memory.requests_until_killed is not None:
             text += (
                 f", and a transport that frees nothing in time is killed in request {memory.requests_until_killed} of "
                 f"{show_bytes(memory.request_kv)}"

@@ -185,4 +185,5 @@ def _curves(rows: Sequence[_Row], before: str, after: str) -> str:
         before: [(float(row.length), row.before_ms) for row in rows],
         after: [(float(row.length), row.after_ms) for row in rows],
     }
-    return svg.lines(curves, x_label="prompt tokens", y_label="TTFT, ms", shades=(1, 0))  # as in other reports
+    shades = (1, 0)[: len(curves)]  # as in other reports; a single arm is one curve
+    return svg.lines(curves, x_label="prompt tokens", y_label="TTFT, ms", shades=shades)
