@@ -68,7 +68,7 @@ def _free_pair(host: str) -> int:
     """Return a port that is free now, as is the one after it."""
     for _ in range(_TRIES):
         port = free_port(host)
-        with suppress(OSError), socket.socket() as probe:
+        with suppress(OSError, OverflowError), socket.socket() as probe:
             probe.bind((host, port + 1))
             return port
     raise StartupError(f"There are no two free ports side by side on {host}.")

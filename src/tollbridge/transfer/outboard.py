@@ -119,8 +119,13 @@ class Outboard:
         self._given_up = ""  # why it was ended, if it was
         self._asking = threading.Lock()
         self._answers = queue.SimpleQueue[Answer]()
-        self._shared = shared = lend(memory, options, name=f"kv-{side}-copies")
         ours, theirs = socket.socketpair()
+        try:
+            self._shared = shared = lend(memory, options, name=f"kv-{side}-copies")
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
         self._pipe = Pipe(ours, send_timeout_s=options.answer_timeout_s)
         try:
             with theirs:
