@@ -244,6 +244,37 @@ class TestDecode:
         assert of_leader["tollbridge"]["loaded_tokens"] == 9
         assert of_sibling == of_leader  # one answer has one report
 
+    @pytest.mark.parametrize("is_gone", [False, True])
+    def test_a_sibling_that_comes_late_does_not_load_again(self, side: SchedulerSide, is_gone: bool) -> None:
+        """The engine gets the choices of one request one by one: the first may have its KV before the last comes."""
+        leader, sibling = (request(name, kv_params("decode"), num_tokens=10) for name in ("d0", "d1"))
+        side.queued(leader)
+        assert side.lacking("d0", 0) == 9
+        side.allocated("d0", [1, 2, 3], 9)
+        side.reported([], ["d0"], {"d0": end(1, "receive", num_tokens=9)})
+        if is_gone:
+            _, of_leader = side.finished(ended(leader))
+        side.queued(sibling)
+        assert side.lacking("d1", 8) == 0
+        side.allocated("d1", [1, 2, 4], 0)
+        assert [load.request_id for load in step(side).loads] == ["d0"]
+        if not is_gone:
+            _, of_leader = side.finished(ended(leader))
+        _, of_sibling = side.finished(ended(sibling))
+        assert of_sibling == of_leader
+        side.check()
+
+    def test_only_the_latest_transfers_are_remembered(self, side: SchedulerSide) -> None:
+        for number in range(600):
+            leader = request(f"d{number}", kv_params("decode", number), num_tokens=10)
+            side.queued(leader)
+            side.finished(ended(leader, "FINISHED_ABORTED"))
+            step(side)
+        side.check()
+        for number, lacking in ((0, 9), (599, 0)):
+            side.queued(request(f"late{number}", kv_params("decode", number), num_tokens=10))
+            assert side.lacking(f"late{number}", 0) == lacking
+
     def test_a_leader_that_dies_frees_its_siblings(self, side: SchedulerSide) -> None:
         leader, sibling = (request(name, kv_params("decode"), num_tokens=10) for name in ("d0", "d1"))
         side.queued(leader)

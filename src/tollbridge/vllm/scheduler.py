@@ -15,7 +15,8 @@ aborted one cancels, and its blocks stay with the worker until it has reported t
     queued ─> loading ─> settled (worker reported the end; failed: vLLM recomputes) ─> gone
 
 Several engine requests may carry the same transfer (n > 1): the first is the leader and loads; the others wait until
-the leader has settled, and then find its blocks in the prefix cache.
+the leader has settled, and then find its blocks in the prefix cache. One may come after that: they reach the engine one
+by one.
 
 Blocks of closed sends are *pinned*. They have a bound: beyond it the newest send that nobody fetches is given up, and
 decode recomputes. The same when something waits here for room and nothing runs or loads: then pinned blocks may be all
@@ -37,6 +38,7 @@ from tollbridge.vllm.pinned import Pinned
 from tollbridge.vllm.prompts import Prompts
 from tollbridge.vllm.report import load_report, refused_report, send_report
 
+_MAX_SETTLED = 512  # transfers whose end is remembered for siblings that come late
 _COMPLETE = frozenset({"FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_REPETITION"})
 
 
@@ -79,6 +81,7 @@ class SchedulerSide:
         self._refused: dict[str, Refused] = {}
         self._sending: set[str] = set()  # transfer ids in use on the send side
         self._leaders: dict[str, Load] = {}  # transfer id -> the load that opens it
+        self._settled: dict[str, Load] = {}  # the latest of those that were leaders
 
     # ── a request comes ──
 
@@ -187,6 +190,7 @@ class SchedulerSide:
         for transfer_id, load in self._leaders.items():
             assert load.leader is None and load.leg.params.transfer_id == transfer_id
             assert not load.settled, "a settled load still leads"
+        assert len(self._settled) <= _MAX_SETTLED and all(load.settled for load in self._settled.values())
 
     # ── inside ──
 
@@ -203,14 +207,15 @@ class SchedulerSide:
         )
 
     def _queue_load(self, leg: Leg) -> None:
-        leader = self._leaders.get(leg.params.transfer_id)
+        transfer_id = leg.params.transfer_id
+        leader = self._leaders.get(transfer_id) or self._settled.get(transfer_id)
         if leader is not None and leader.leg.digest != leg.digest:
-            detail = f"Transfer {leg.params.transfer_id} loads another prompt: the router splits prompt lists."
-            self._refused[leg.request_id] = Refused(transfer_id=leg.params.transfer_id, role="decode", detail=detail)
+            detail = f"Transfer {transfer_id} loads another prompt: the router splits prompt lists."
+            self._refused[leg.request_id] = Refused(transfer_id=transfer_id, role="decode", detail=detail)
             return
         load = self._loads[leg.request_id] = Load(leg=leg, leader=leader)
         if leader is None:
-            self._leaders[leg.params.transfer_id] = load
+            self._leaders[transfer_id] = load
 
     def _open(self, load: Load, block_table: tuple[int, ...]) -> None:
         load.opened = True
@@ -244,7 +249,11 @@ class SchedulerSide:
 
     def _settle(self, load: Load) -> None:
         load.settled = True
-        self._leaders.pop(load.leg.params.transfer_id, None)
+        transfer_id = load.leg.params.transfer_id
+        if self._leaders.pop(transfer_id, None) is not None:
+            self._settled[transfer_id] = load
+            if len(self._settled) > _MAX_SETTLED:
+                del self._settled[next(iter(self._settled))]
 
     def _preempt(self, request_id: str) -> None:
         """Take back what was published: the blocks are free, and may be written in this very step.
