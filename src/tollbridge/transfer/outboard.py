@@ -27,7 +27,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -106,8 +106,7 @@ def make_receiver(memory: KVMemory, fingerprint: Fingerprint, options: TransferO
 class Outboard:
     """One I/O process, and the conversation with it: what both sides share.
 
-    Raises what the medium raises over there (ConfigError, StartupError), OSError when this machine has no memory to
-    share, or no process to give.
+    Raises what the medium raises over there (ConfigError, StartupError); OSError without shared memory or a process.
     """
 
     def __init__(
@@ -120,12 +119,11 @@ class Outboard:
         self._asking = threading.Lock()
         self._answers = queue.SimpleQueue[Answer]()
         ours, theirs = socket.socketpair()
-        try:
+        with ExitStack() as undo:
+            undo.push(ours)
+            undo.push(theirs)
             self._shared = shared = lend(memory, options, name=f"kv-{side}-copies")
-        except BaseException:
-            ours.close()
-            theirs.close()
-            raise
+            undo.pop_all()
         self._pipe = Pipe(ours, send_timeout_s=options.answer_timeout_s)
         try:
             with theirs:

@@ -7,6 +7,7 @@ What is streamed is returned as events, framed.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -71,7 +72,7 @@ def answer_for(job: Job, tokenizer: Tokenizer) -> Answer:
     return ChatAnswer(job, spell) if job.kind == "chat" else CompletionAnswer(job, spell)
 
 
-class _Chunked:
+class _Chunked(ABC):
     """How the streams end whose events are chunks."""
 
     _job: Job
@@ -83,8 +84,8 @@ class _Chunked:
     def failure(self, error: TollbridgeError) -> bytes:
         return sse.event(_encode(wire.error_body(error))) + sse.DONE
 
-    def _usage_chunk(self, choices: Sequence[Choice]) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _usage_chunk(self, choices: Sequence[Choice]) -> bytes: ...
 
 
 class CompletionAnswer(_Chunked):
