@@ -109,3 +109,27 @@ async def test_worker_that_hangs_with_open_connections_is_given_up() -> None:
         answer = await ask
         assert answer.events[-1] != "[DONE]"
         assert f"Worker {name} was lost" in answer.body.decode()
+
+
+async def test_legs_that_go_on_are_bounded_and_end_with_their_owner() -> None:
+    """One more than may go on ends with its caller; `close` ends the others."""
+    async with Upstream(Limits()) as upstream:
+        releaser = Releaser(upstream)
+        ended: list[int] = []
+
+        async def leg(number: int) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(number)
+
+        callers = [asyncio.create_task(releaser.outlive(leg(number))) for number in range(MAX_PENDING + 1)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for caller in callers:
+            caller.cancel()
+        await asyncio.gather(*callers, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert ended == [MAX_PENDING]
+        await releaser.close()
+        assert sorted(ended) == list(range(MAX_PENDING + 1))

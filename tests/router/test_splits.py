@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from tests.support.router_rig import PATIENCE_S, QUICK, Rig, rig
+from tests.support.router_rig import PATIENCE_S, QUICK, Rig, happens, rig
 from tests.support.stub_nixl import Link, NixlWorker
 from tests.support.stub_worker import Behaviour, StubWorker
 from tollbridge.router.limits import Limits
@@ -154,6 +154,29 @@ class TestPush:
             await r.until_ready("p0")
             await r.post(STREAM)
             assert d.in_turn == [True, True]
+
+    async def test_prefill_ends_its_work_for_a_client_that_left(self) -> None:
+        """Decode frees the blocks of a request that waited for KV only once the KV has been written."""
+        async with pair("nixl-push") as (r, p, d):
+            await r.post(STREAM)
+            hold = asyncio.Event()
+            p.behaviour["prefill"] = Behaviour(hold=hold)
+            client = asyncio.create_task(r.post(STREAM, x_request_id="left"))
+            while len(p.seen) + len(d.seen) < 4:
+                await asyncio.sleep(0.01)
+            client.cancel()
+            await r.until("/decisions/left", lambda record: record["happened"].get("status") is not None)
+            hold.set()
+            await happens(p.link.completion(p.seen[-1].headers["x-request-id"]))
+
+    async def test_prefill_that_decode_does_not_know_of_leaves_with_its_client(self) -> None:
+        async with pair("nixl-push") as (r, p, d):
+            p.behaviour["prefill"] = Behaviour("hang")
+            client = asyncio.create_task(r.post(STREAM))
+            await happens(p.arrived["prefill"])
+            client.cancel()
+            await happens(p.departed["prefill"])
+            assert not d.seen
 
     async def test_kv_that_never_comes_is_not_waited_for(self) -> None:
         limits = msgspec.structs.replace(QUICK, push_patience_s=0.2)

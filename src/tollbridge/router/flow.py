@@ -17,7 +17,8 @@ after its first byte is continued on another worker from the tokens already sent
 allows it; otherwise the client gets an error event. All of these draw on one budget for the whole router.
 
 Cancellation: the handler's task is cancelled when the client leaves. Both legs run inside it, and leaving
-`Upstream.request` closes the connection, so both workers see it at once and abort.
+`Upstream.request` closes the connection, so both workers see it at once and abort. The prefill leg of a NIXL push
+goes on (`Releaser.outlive`): decode frees the blocks that wait for it only when they have been written.
 """
 
 from __future__ import annotations
@@ -229,8 +230,8 @@ class Flow:
     async def _prefill_leg(self, worker: Worker, split: Split) -> None:
         reason = "prefill_failed"
         try:
-            async with deadline(worker, self._config.first_byte_timeout_s):
-                status, answer = await self._whole(worker, "prefill", split.prefill, split.headers)
+            leg = self._whole(worker, "prefill", split.prefill, split.headers)
+            status, answer = await (self._context.releaser.outlive(leg) if split.prefill_outlives else leg)
             if status == 200:
                 self._outcome.prefill_done(take_report(answer)[1])
                 self._fleet.succeeded(worker)
@@ -263,11 +264,12 @@ class Flow:
         """Return status and body of a leg that is not streamed; UnavailableError for the worker's own failures."""
         upstream = self._context.upstream
         work = work_of(self.decision, leg)
-        with self._trace.span(leg, worker=worker.name) as span, self._fleet.serving(worker, leg, **work):
-            headers = {**headers, **span.headers}
-            async with upstream.request(worker, "POST", self._call.path, body=body, headers=headers) as response:
-                answer = await upstream.read(worker, response)
-            span.set(http_status=response.status, num_bytes=len(answer))
+        async with deadline(worker, self._config.first_byte_timeout_s):
+            with self._trace.span(leg, worker=worker.name) as span, self._fleet.serving(worker, leg, **work):
+                headers = {**headers, **span.headers}
+                async with upstream.request(worker, "POST", self._call.path, body=body, headers=headers) as response:
+                    answer = await upstream.read(worker, response)
+                span.set(http_status=response.status, num_bytes=len(answer))
         failure = failure_of(worker, response.status, answer)
         if failure is not None:
             raise failure

@@ -33,6 +33,7 @@ class Split(Protocol):
     headers: dict[str, str]  # of both legs
     prefill: bytes
     patience_s: float | None  # how long decode may take to begin once prefill is complete; None: decode has a deadline
+    prefill_outlives: bool  # prefill runs to its end when the request is over: decode would wait for its KV for ever
 
     def decode(self) -> bytes | None:
         """Return the body of the decode leg, None while it has to wait for what prefill answers."""
@@ -68,6 +69,7 @@ class _Tollbridge:
     """Our own connector, and the embedded engine."""
 
     patience_s: float | None = None
+    prefill_outlives = False
 
     def __init__(self, context: Context, call: Call, prefill: Worker, decode: Worker, veto_tokens: int) -> None:
         assert prefill.kv is not None, "the policy chose it for having one"
@@ -114,6 +116,7 @@ class _Pull:
     """NixlConnector."""
 
     patience_s: float | None = None
+    prefill_outlives = False
 
     def __init__(self, context: Context, call: Call, decode: Worker) -> None:
         self._releaser = context.releaser
@@ -148,6 +151,7 @@ class _Push:
     """NixlPushConnector: prefill writes into decode's memory once both have seen the request's id.
 
     The id is new for every attempt and cannot be guessed, so that no left-over of another request ever matches.
+    Decode frees the blocks of a request that was aborted while it waited only when the KV has been written.
     """
 
     def __init__(self, context: Context, call: Call, prefill: Worker, decode: Worker) -> None:
@@ -159,6 +163,7 @@ class _Push:
         self.prefill = legs.prefill_body(call, _ASK_PREFILL)
         self._told = prefill.listener  # what decode is told before prefill has answered
         self._handover = self._expected(self._told) if self._told else None
+        self.prefill_outlives = self._told is not None
 
     def decode(self) -> bytes | None:
         if self._handover is None:
