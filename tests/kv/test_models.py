@@ -56,6 +56,23 @@ OTHERS: dict[str, tuple[dict[str, Any], int]] = {
         4 * 2 * 8 * 128,
     ),
     "llama": (TINY | {"head_dim": 16}, 4 * 2 * 2 * 16),
+    "llama-without-kv-heads": (TINY | {"num_key_value_heads": None}, 4 * 2 * 8 * 8),
+    "qwen3-without-head-size": (TINY, 4 * 2 * 2 * 128),  # 128 is the class's default, not hidden / heads
+    "RefinedWeb-40b": ({"n_layer": 60, "n_head": 128, "n_head_kv": 8, "hidden_size": 8192}, 60 * 2 * 8 * 64),
+    "RefinedWebModel-7b": ({"n_layer": 32, "n_head": 71, "hidden_size": 4544, "multi_query": True}, 32 * 2 * 64),
+    "mpt-mqa": (
+        {"n_layers": 4, "n_heads": 8, "d_model": 64, "attn_config": {"attn_type": "multiquery_attention"}},
+        4 * 2 * 8,
+    ),
+    "hunyuan-large": (
+        {"num_hidden_layers": 64, "num_attention_heads": 80, "num_key_value_heads": 8, "hidden_size": 6400}
+        | {"use_cla": True, "cla_share_factor": 2},
+        32 * 2 * 8 * 80,
+    ),
+    "zamba2-by-types": (
+        TINY | {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "attention_head_dim": 16},
+        2 * 2 * 2 * 16,
+    ),
 }
 
 
@@ -64,6 +81,76 @@ def test_other_architectures(name: str) -> None:
     config, elements_per_token = OTHERS[name]
     found = geometry({"model_type": name.partition("-")[0]} | config, "bfloat16")
     assert found.bytes_per_token == 2 * elements_per_token
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "num_full"),
+    [
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 3}, 3),
+        ("qwen3", {"use_sliding_window": False, "sliding_window": 16, "max_window_layers": 3}, 4),
+        ("qwen2_vl_text", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}, 0),
+        ("smollm3", {"use_sliding_window": True, "sliding_window": 16}, 3),
+        ("exaone4", {"sliding_window_pattern": "LLLG"}, 1),
+        ("starcoder2", {}, 4),
+        ("mistral", {"sliding_window": None}, 4),
+    ],
+)
+def test_which_layers_slide(model_type: str, config: dict[str, Any], num_full: int) -> None:
+    found = geometry({"model_type": model_type, **TINY, "head_dim": 8, **config}, "bfloat16")
+    assert found.bytes_per_token == 4 * 2 * 2 * 8 * 2
+    assert found.bytes_per_token_long == num_full * 2 * 2 * 8 * 2
+
+
+NESTED: dict[str, tuple[dict[str, Any], int]] = {  # as saved inside another config; bytes a token in the end
+    "llava-1.5-7b": ({"model_type": "llama", "vocab_size": 32064}, 32 * 2 * 4096 * 2),
+    "llava-v1.6-mistral-7b": (
+        {"model_type": "mistral", "num_key_value_heads": 8, "sliding_window": None}, 32 * 2 * 8 * 128 * 2,
+    ),
+    "mistral-small-3.1": (
+        {"model_type": "mistral", "num_hidden_layers": 40, "num_key_value_heads": 8, "num_attention_heads": 32}
+        | {"hidden_size": 5120, "head_dim": 128, "sliding_window": None},
+        40 * 2 * 8 * 128 * 2,
+    ),
+    "gemma-3-4b": (
+        {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34, "sliding_window": 1024},
+        5 * 2 * 4 * 256 * 2,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_a_nested_config_leaves_out_what_its_class_has_by_default(name: str) -> None:
+    inner, long = NESTED[name]
+    found = geometry({"model_type": "wrapper", "dtype": "bfloat16", "text_config": inner}, "bfloat16")
+    assert found.bytes_per_token_long == long
+
+
+def test_at_the_top_nothing_is_assumed_of_layers_and_width() -> None:
+    with pytest.raises(UnsupportedError, match="num_hidden_layers"):
+        geometry({"model_type": "llama", "vocab_size": 32064})
+
+
+def test_a_checkpoint_with_scales_for_fp8_keys_keeps_its_cache_in_fp8() -> None:
+    scheme = {"type": "float", "num_bits": 8}
+    config = {"model_type": "llama", **TINY, "quantization_config": {"kv_cache_scheme": scheme}}
+    assert geometry(config).dtype == "fp8"
+    assert geometry(config, "bfloat16").dtype == "bfloat16"
+    assert geometry(config | {"quantization_config": {"kv_cache_scheme": None}}).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "bamba", "attn_layer_indices": ["x"]}, "attn_layer_indices"),
+        ({"model_type": "bamba", "attn_layer_indices": [4]}, "beyond its 4 layers"),
+        ({"model_type": "zamba2"}, "hybrid_layer_ids"),
+        ({"model_type": "kimi_linear", "linear_attn_config": {"num_heads": 2, "head_dim": 8}}, "full_attn_layers"),
+        ({"model_type": "llama", "num_attention_heads": 80}, "more heads"),
+    ],
+)
+def test_what_cannot_be_is_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedError, match=message):
+        geometry(TINY | config)
 
 
 def test_the_dtype_of_the_weights_is_the_default() -> None:

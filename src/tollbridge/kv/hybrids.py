@@ -32,13 +32,16 @@ def gated_delta_net(config: ModelConfig) -> list[Part]:
 
 def kimi_linear(config: ModelConfig) -> list[Part]:
     """Latent attention in some layers, Kimi Delta Attention (three convolutions, a float32 state) in the others."""
-    linear = config.section("linear_attn_config")
-    heads, size = linear.number("num_heads"), linear.number("head_dim")
-    num_full = len(linear.numbers("full_attn_layers") or [])
+    linear, kinds = config.section("linear_attn_config"), layer_kinds(config)
+    heads = linear.maybe_number("num_heads") or config.number("linear_num_heads")
+    size = linear.maybe_number("head_dim") or config.number("linear_head_dim")
+    num_full = kinds.count(FULL) if kinds else len(linear.numbers("full_attn_layers") or [])
+    if not kinds and not num_full:
+        raise UnsupportedError("The config of 'kimi_linear' has no full_attn_layers: its KV cache is not known.")
     part = recurrent(
         config.layers - num_full,
         conv_channels=3 * heads * size,
-        conv_kernel=linear.number("short_conv_kernel_size", default=4),
+        conv_kernel=linear.maybe_number("short_conv_kernel_size") or config.number("linear_conv_kernel_dim", default=4),
         conv_bytes=element_bytes(config.dtype),
         state_bytes=product(heads, size, size, 4),
     )
@@ -107,11 +110,12 @@ def _mamba2_of(config: ModelConfig, num_layers: int, inner: int | None = None) -
     """Return Mamba-2 layers with the keys that Bamba, Granite 4 and Falcon-H1 share."""
     heads = config.number("mamba_n_heads", default=128)
     inner = inner or config.number("mamba_expand", default=2) * config.hidden
+    own_size = config.values.get("mamba_d_head") not in (None, "auto")
     return _mamba2(
         config,
         num_layers,
         heads=heads,
-        head_dim=config.maybe_number("mamba_d_head") or inner // heads,
+        head_dim=config.number("mamba_d_head") if own_size else inner // heads,
         state=config.number("mamba_d_state", default=256),
         groups=config.number("mamba_n_groups", default=1),
         kernel=config.number("mamba_d_conv", default=4),
@@ -119,7 +123,7 @@ def _mamba2_of(config: ModelConfig, num_layers: int, inner: int | None = None) -
 
 
 def bamba(config: ModelConfig) -> list[Part]:
-    num_full = len(config.numbers("attn_layer_indices") or [])
+    num_full = len(config.indices("attn_layer_indices") or ())
     return [full(num_full, kv_heads(config), config.head_size), _mamba2_of(config, config.layers - num_full)]
 
 
@@ -157,7 +161,10 @@ def nemotron_h(config: ModelConfig) -> list[Part]:
 
 def zamba2(config: ModelConfig) -> list[Part]:
     """Mamba-2 in every layer; shared attention over twice the width before the layers in `hybrid_layer_ids`."""
-    num_full = len(config.numbers("hybrid_layer_ids") or [])
+    ids = config.indices("hybrid_layer_ids")
+    num_full = config.strings("layers_block_type").count("hybrid") if ids is None else len(ids)
+    if not num_full:
+        raise UnsupportedError("The config of 'zamba2' has no hybrid_layer_ids: its KV cache is not known.")
     size = config.number("attention_head_dim", default=2 * config.hidden // config.heads)
     part = _mamba2(
         config,
@@ -174,10 +181,9 @@ def zamba2(config: ModelConfig) -> list[Part]:
 def lfm2(config: ModelConfig) -> list[Part]:
     """Short convolutions that keep `conv_L_cache - 1` inputs, and full attention in some layers."""
     kinds = layer_kinds(config)
-    indices = config.numbers("full_attn_idxs")
+    full_at = config.indices("full_attn_idxs")
     if not kinds:
-        full_at = set(range(config.layers)) if indices is None else set(indices)
-        kinds = [FULL if index in full_at else RECURRENT for index in range(config.layers)]
+        kinds = [FULL if full_at is None or index in full_at else RECURRENT for index in range(config.layers)]
     part = recurrent(
         kinds.count(RECURRENT),
         conv_channels=config.number("conv_dim", default=config.hidden),

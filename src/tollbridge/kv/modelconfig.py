@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tollbridge.errors import UnsupportedError
+from tollbridge.kv.defaults import HEAD_SIZES, of_nested
 
 # Where a multimodal config keeps the language model whose KV is meant.
 NESTED = ("text_config", "llm_config", "language_config", "language_model_config", "thinker_config")
@@ -15,6 +16,7 @@ _NAMES = {
     "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
     "hidden": ("hidden_size", "n_embd", "d_model", "n_embed"),
 }
+_INHERITED = ("model_type", "dtype", "torch_dtype", "quantization_config")
 MAX_VALUE = 10**9  # a config with more is broken or hostile
 
 
@@ -67,8 +69,20 @@ class ModelConfig:
         return [str(item) for item in value] if isinstance(value, list) else []
 
     def numbers(self, name: str) -> list[int] | None:
+        """Return a list of whole numbers (or flags), None when there is none; UnsupportedError for other items."""
         value = self.values.get(name)
-        return [int(item) for item in value] if isinstance(value, list) else None
+        if not isinstance(value, list):
+            return None
+        if not all(isinstance(item, int) for item in value):
+            raise UnsupportedError(f"The config of {self.model_type!r} has a {name} that is no list of whole numbers.")
+        return [int(item) for item in value]
+
+    def indices(self, name: str) -> set[int] | None:
+        """Return the layers that a list names, None when there is none; UnsupportedError for one that is none."""
+        found = self.numbers(name)
+        if found is not None and not all(0 <= index < self.layers for index in found):
+            raise UnsupportedError(f"The config of {self.model_type!r} has {name} beyond its {self.layers} layers.")
+        return None if found is None else set(found)
 
     def section(self, name: str) -> ModelConfig:
         """Return a nested mapping as a config of the same model type."""
@@ -91,9 +105,12 @@ class ModelConfig:
     @property
     def head_size(self) -> int:
         """Return the explicit head size where there is one (Qwen3: hidden / heads would be wrong)."""
-        return (
-            self.maybe_number("head_dim", "attention_head_dim", "kv_channels", "head_size") or self.hidden // self.heads
-        )
+        given = self.maybe_number("head_dim", "attention_head_dim", "kv_channels", "head_size")
+        if given is None and "head_dim" not in self.values:
+            given = HEAD_SIZES.get(self.model_type)
+        if not (size := given or self.hidden // self.heads):
+            raise UnsupportedError(f"The config of {self.model_type!r} has more heads than its hidden_size.")
+        return size
 
     @property
     def dtype(self) -> str:
@@ -108,6 +125,7 @@ def _language_model(values: Mapping[str, Any]) -> dict[str, Any]:
         inner = next((found[name] for name in NESTED if isinstance(found.get(name), Mapping)), None)
         if inner is None:
             break
-        kept = {key: found[key] for key in ("model_type", "dtype", "torch_dtype") if found.get(key) is not None}
-        found = kept | {key: value for key, value in inner.items() if value is not None}
+        outer = {key: found[key] for key in _INHERITED if found.get(key) is not None}
+        found = outer | {key: value for key, value in inner.items() if value is not None or key not in _INHERITED}
+        found = of_nested(str(found.get("model_type"))) | found
     return found

@@ -54,6 +54,11 @@ def known_architectures() -> list[str]:
 
 
 def _cache_dtype(config: ModelConfig) -> KVDtype:
+    """Return the dtype that the checkpoint asks for (its KV scales are for fp8), else that of the weights."""
+    quantised = config.values.get("quantization_config")
+    scheme = quantised.get("kv_cache_scheme") if isinstance(quantised, Mapping) else None
+    if isinstance(scheme, Mapping) and (scheme.get("type"), scheme.get("num_bits")) == ("float", 8):
+        return "fp8"
     return config.dtype if config.dtype in DTYPE_BYTES else "bfloat16"  # type: ignore[return-value]
 
 
@@ -79,7 +84,8 @@ def _multi_query(config: ModelConfig) -> list[Part]:
 
 
 def _falcon(config: ModelConfig) -> list[Part]:
-    if config.flag("new_decoder_architecture"):
+    old_names = "n_head_kv" in config.values and not config.flag("multi_query")  # RefinedWeb: Falcon-40B at first
+    if config.flag("new_decoder_architecture") or old_names:
         heads = config.number("num_kv_heads", "n_head_kv", default=config.heads)
     else:
         heads = 1 if config.flag("multi_query", True) else config.heads
@@ -97,8 +103,16 @@ def _dbrx(config: ModelConfig) -> list[Part]:
 
 
 def _mpt(config: ModelConfig) -> list[Part]:
-    heads = config.section("attn_config").maybe_number("kv_n_heads") or config.heads
+    attn = config.section("attn_config")
+    one = attn.values.get("attn_type") == "multiquery_attention"
+    heads = 1 if one else attn.maybe_number("kv_n_heads") or config.heads
     return [full(config.layers, heads, config.hidden // config.heads)]
+
+
+def _hunyuan(config: ModelConfig) -> list[Part]:
+    """With cross-layer attention (`use_cla`) `cla_share_factor` layers in turn use the KV of the first of them."""
+    share = config.number("cla_share_factor", default=1) if config.flag("use_cla") else 1
+    return [full(-(-config.layers // share), kv_heads(config), config.head_size)]
 
 
 def _qwen1(config: ModelConfig) -> list[Part]:
@@ -121,13 +135,28 @@ def _all_sliding(default: int | None) -> Reader:
     return read
 
 
-def _qwen2(config: ModelConfig) -> list[Part]:
-    """Sliding from layer `max_window_layers` on, where `use_sliding_window` (default: no)."""
+def _qwen2(max_window_layers: int) -> Reader:
+    """Sliding from layer `max_window_layers` on (the config class's default), where `use_sliding_window`."""
+
+    def read(config: ModelConfig) -> list[Part]:
+        if config.strings("layer_types"):
+            return by_layer_types(config)
+        window = window_of(config, 4096) if config.flag("use_sliding_window") else None
+        first = config.count("max_window_layers", max_window_layers)
+        kinds = [SLIDING if window and index >= first else FULL for index in range(config.layers)]
+        return attention(config, kinds, window)
+
+    return read
+
+
+def _smollm3(config: ModelConfig) -> list[Part]:
+    """Where `use_sliding_window`, the layers without rotary positions slide: every fourth."""
     if config.strings("layer_types"):
         return by_layer_types(config)
-    window = window_of(config, 4096) if config.flag("use_sliding_window") else None
-    first = config.number("max_window_layers", default=28) if config.values.get("max_window_layers") != 0 else 0
-    kinds = [SLIDING if window and index >= first else FULL for index in range(config.layers)]
+    window = window_of(config) if config.flag("use_sliding_window") else None
+    every = config.number("no_rope_layer_interval", default=4)
+    rotary = config.numbers("no_rope_layers") or [int((index + 1) % every != 0) for index in range(config.layers)]
+    kinds = [FULL if flag or not window else SLIDING for flag in rotary]
     return attention(config, kinds, window)
 
 
@@ -154,7 +183,7 @@ def _exaone4(config: ModelConfig) -> list[Part]:
     """`sliding_window_pattern` is a string of L(ocal) and G(lobal) that repeats, or a period; the last is global."""
     kinds = layer_kinds(config)
     pattern = config.values.get("sliding_window_pattern")
-    window = window_of(config)
+    window = window_of(config, 4096)
     if not kinds and isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         kinds = [SLIDING if pattern[index % len(pattern)] == "L" else FULL for index in range(config.layers)]
         kinds[-1] = FULL
@@ -222,13 +251,12 @@ def _named(reader: Reader, *model_types: str) -> dict[str, Reader]:
 _READERS: dict[str, Reader] = {
     **_named(
         _grouped,
-        "llama", "qwen3", "qwen3_moe", "olmo", "olmo2", "olmoe", "flex_olmo", "granite", "granitemoe",
+        "llama", "qwen3_moe", "olmo", "olmo2", "olmoe", "flex_olmo", "granite", "granitemoe",
         "granitemoeshared",
-        "stablelm", "nemotron", "cohere", "smollm3", "glm", "glm4", "glm4_moe", "internlm2", "internlm3", "internlm",
+        "stablelm", "nemotron", "cohere", "glm", "glm4", "glm4_moe", "internlm2", "internlm3", "internlm",
         "gemma", "exaone", "helium", "arcee", "apertus", "seed_oss", "ernie4_5", "ernie4_5_moe", "dots1",
-        "hunyuan_v1_dense",
-        "hunyuan_v1_moe", "minimax_m2", "bitnet", "diffllama", "persimmon", "phi", "aquila", "xverse", "orion",
-        "minicpm", "solar_open", "ministral3", "nanochat", "jais2", "qwen2_vl_text", "qwen3_vl_text",
+        "minimax_m2", "bitnet", "diffllama", "persimmon", "phi", "aquila", "xverse", "orion",
+        "minicpm", "solar_open", "ministral3", "nanochat", "jais2", "qwen3_vl_text", "qwen3_omni_moe_text",
         "qwen3_vl_moe_text", "aria_text", "telechat2", "arctic",
         "bailing_moe", "glm4v_text", "glm4v_moe_text", "hyperclovax", "mellum",
     ),
@@ -243,9 +271,12 @@ _READERS: dict[str, Reader] = {
     **_named(_dbrx, "dbrx"),
     **_named(_mpt, "mpt"),
     **_named(_qwen1, "qwen"),
-    **_named(_qwen2, "qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl", "qwen2_5_vl_text"),
-    **_named(_all_sliding(4096), "mistral", "starcoder2"),
-    **_named(_all_sliding(None), "mixtral", "phi3", "phimoe", "phi4_multimodal", "ministral"),
+    **_named(_hunyuan, "hunyuan", "hunyuan_v1_dense", "hunyuan_v1_moe"),
+    **_named(_qwen2(28), "qwen2", "qwen2_moe", "qwen3", "qwen2_5_omni_text"),
+    **_named(_qwen2(80), "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text"),
+    **_named(_smollm3, "smollm3"),
+    **_named(_all_sliding(4096), "mistral", "ministral"),
+    **_named(_all_sliding(None), "mixtral", "phi3", "phimoe", "phi4_multimodal", "phi4mm", "starcoder2"),
     **_named(_alternating(period=2, full_at=1, window=4096, head_dim=256, kv=4), "gemma2", "vaultgemma"),
     **_named(_alternating(period=6, full_at=5, window=4096, head_dim=256, kv=4), "gemma3_text", "gemma3"),
     **_named(_alternating(period=2, full_at=1, window=128, head_dim=64, kv=8), "gpt_oss"),
