@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tollbridge.obs.logs import JsonFormatter, KeyValueFormatter
 
 if TYPE_CHECKING:
     from tests.vllm.pair import Pair
+
+# How long an example takes says what else the machine does.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 ALONE = ("test_faults.py", "test_nixl.py")
 
