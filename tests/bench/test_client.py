@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from benchmarks.support.upstream import Upstream
 
+from tollbridge.bench.answer import Answer
 from tollbridge.bench.client import Client, Target
 from tollbridge.bench.load import Load, Shape, decided
 from tollbridge.bench.records import Planned, Sample
@@ -66,6 +67,25 @@ async def test_a_server_that_misbehaves_is_named(upstream: Upstream, misbehave: 
     assert [sample.failure for sample in samples] == [failure] * 2
     assert detail in samples[0].detail
     assert not samples[0].ok
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "failure", "detail"),
+    [
+        (b"<html>log in \x1b[31m</html>", "text/html", "garbage", "without events: <html>log in  [31m</html>"),
+        (b"hello\n\nworld\n\n", "text/event-stream", "garbage", "without events"),
+        (b"", "text/event-stream", "empty", "without a token"),
+        (b": ping\n\ndata: [DONE]\n\n", "text/event-stream", "empty", "without a token"),
+        (b'data: {"object": "error", "message": "no room"}\n\n', "text/event-stream", "error", "no room"),
+    ],
+)
+def test_a_body_that_is_no_answer_is_named(body: bytes, kind: str, failure: str, detail: str) -> None:
+    answer = Answer(0.0)
+    answer.head(200, {"content-type": kind})
+    answer.body(body[:5], 0.1)
+    answer.body(body[5:], 0.2)
+    answer.end()
+    assert (answer.failure, detail in answer.detail) == (failure, True)
 
 
 async def test_a_server_that_stalls_is_given_up(upstream: Upstream) -> None:

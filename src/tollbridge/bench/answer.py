@@ -18,6 +18,7 @@ from tollbridge.wire import sse
 
 WARM_TOKENS = 4  # a stream that has so many is past its start
 _QUOTED = 200  # characters of what a server said that go into the record
+_KEPT_BYTES = 4096
 
 
 class _Delta(msgspec.Struct):
@@ -45,6 +46,8 @@ class _Event(msgspec.Struct):
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: msgspec.Raw = msgspec.Raw()
+    object: str | None = None  # "error" in older servers, with a message beside it
+    message: str | None = None
 
 
 _decode = msgspec.json.Decoder(_Event).decode
@@ -70,7 +73,8 @@ class Answer:
         self._last_s = 0.0
         self._status = 0
         self._finished = False
-        self._kept = bytearray()  # the body of an answer that is no stream
+        self._kept = bytearray()  # the start of the body, while nothing in it was an event
+        self._heard_event = False
         self._parser = sse.Parser()
 
     # ── fed by the connection ──
@@ -86,8 +90,9 @@ class Answer:
         """Take a piece of the body that arrived at `now_s`."""
         if self.done:
             return
+        if not self._heard_event:
+            self._kept += data[: max(0, _KEPT_BYTES - len(self._kept))]
         if not self.is_stream:
-            self._kept += data[: max(0, 4096 - len(self._kept))]
             return
         try:
             for event in self._parser.feed(data):
@@ -105,6 +110,8 @@ class Answer:
             self.fail("http", f"{self._status}: {_said(bytes(self._kept))}")
         elif not self.is_stream:
             self.fail("garbage", f"an answer that is no stream: {_said(bytes(self._kept))}")
+        elif self._kept.strip() and not self._heard_event:
+            self.fail("garbage", f"an answer without events: {_said(bytes(self._kept))}")
         elif self.ttft_s is None:
             self.fail("empty", "it ended without a token")
         elif not self._finished:
@@ -114,7 +121,7 @@ class Answer:
 
     def fail(self, failure: str, detail: str) -> None:
         if not self.done:
-            self.failure, self.detail = failure, detail[:_QUOTED]
+            self.failure, self.detail = failure, "".join(c if c.isprintable() else " " for c in detail[:_QUOTED])
             self._close()
 
     def cut_off(self) -> None:
@@ -132,12 +139,16 @@ class Answer:
         self.on_warm()  # whoever waits for its start waits no longer
 
     def _take(self, data: bytes, now_s: float) -> None:
+        self._heard_event = True
         if self.done or data == b"[DONE]":
             return
         event = _decode(data)
         error = bytes(event.error)
         if error and error != b"null":
             self.fail("error", _said(b'{"error":' + error + b"}"))
+            return
+        if event.object == "error":
+            self.fail("error", event.message or "without a message")
             return
         carried = self._carried(event)
         if event.usage is not None:
