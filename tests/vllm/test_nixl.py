@@ -54,9 +54,13 @@ async def test_splits_equal_local_and_are_verified(pair: Pair) -> None:
 
 
 async def test_client_that_leaves_strands_nothing(pair: Pair) -> None:
-    """For longer than the lease: of KV whose client left as prefill answered nobody knows."""
+    """For longer than the lease: of KV whose client left as prefill answered nobody knows.
+
+    A push is made all the same: decode would keep the blocks that wait for it for ever.
+    """
     text = prompt(200, seed=2)
     async with routed(pair, LIMITS) as (url, session):
+        await ask_router(session, url, prompt(40, seed=3), stream=False)  # from here on a push has both legs at once
         for wait_s in (0.02, 0.1, 0.3):
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
