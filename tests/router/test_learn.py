@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 
+import msgspec
 import pytest
 
 from tests.support.router_rig import rig
@@ -73,6 +75,41 @@ def test_prefill_and_steps_are_learnt(context: Context) -> None:
     assert engine.step_s(1) == pytest.approx(0.05, rel=0.1)
     assert context.learner.cost.output_tokens.value(0.0) == pytest.approx(21)
     assert context.learner.cost.local_overhead_s.value(0.0) == pytest.approx(0.02)
+
+
+def test_several_choices_teach_no_step_and_the_length_of_one(context: Context) -> None:
+    engine = context.learner.cost.own_engine("d0")
+    before_s = engine.step_s(1)
+    several = msgspec.structs.replace(local(), completion_tokens=63, num_choices=3)
+    assert "step" not in teach(context, decision("local"), several)
+    assert engine.step_s(1) == before_s
+    assert context.learner.cost.output_tokens.value(0.0) == pytest.approx(21)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_choices"), [([1, 2], 2), ("a", 2), (["a"], 2), (["a", "b", "c"], 6), ([[1], [2]], 4)]
+)
+async def test_choices_of_all_prompts_are_counted(prompt: object, num_choices: int) -> None:
+    async with rig(StubWorker("d0", "decode"), policy="local") as r:
+        await r.post({"prompt": prompt, "max_tokens": 8, "n": 2, "stream": True}, x_request_id="several")
+        assert (await r.record("several"))["happened"]["num_choices"] == num_choices
+
+
+def test_streams_beside_a_split_prefill_are_those_of_the_fleet(context: Context) -> None:
+    """A prefill that is sent while others run teaches what it takes beside these; split prefills are no streams."""
+    fleet, engine = context.fleet, context.learner.cost.own_engine("d0")
+    for _ in range(4):
+        engine.observe_step(0.05 + 0.01 * 2, 2)
+        engine.observe_step(0.05 + 0.01 * 8, 8)
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(fleet.serving(fleet["d0"], "decode", num_choices=2))()
+        stack.enter_context(fleet.serving(fleet["d0"], "decode"))  # waits for its first token
+        stack.enter_context(fleet.serving(fleet["d0"], "prefill"))
+        for _ in range(20):
+            teach(context, decision("local"), local(prefill_s=0.5))
+    assert engine.prefill_s(500, 0, 2048, 6) == pytest.approx(0.5, rel=0.02)
+    assert engine.prefill_s(500, 0, 2048, 0) == pytest.approx(0.5 - 6 * engine.rho_s, rel=0.02)
 
 
 def test_errors_are_relative_and_counted(context: Context) -> None:

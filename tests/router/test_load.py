@@ -31,9 +31,9 @@ def told(report: Report = TOLD, asked_s: float = 10.0) -> Load:
 def test_a_worker_that_said_nothing_has_what_we_sent() -> None:
     load = Load()
     load.begin(Work(prefill_tokens=100, kv_tokens=120, sent_s=1.0))
-    load.begin(Work(prefill_tokens=50, decodes=False, sent_s=1.0))
+    load.begin(Work(prefill_tokens=50, num_streams=0, sent_s=1.0))
     now = load.figures()
-    assert (now.waiting_prefill_tokens, now.num_running, now.free_kv_tokens) == (150, 1, None)
+    assert (now.waiting_prefill_tokens, now.num_running, now.free_kv_tokens) == (150, 2, None)
     assert (now.num_sending, now.num_receiving) == (0, 0)
 
 
@@ -82,6 +82,39 @@ def test_what_waited_when_the_worker_spoke_and_has_its_first_token_since_is_a_st
     assert load.figures().num_running == 3
     load.end(works[0])
     assert load.figures().num_running == 2
+
+
+def test_a_prefill_leg_hides_no_stream() -> None:
+    """Sent before the report or after it: what runs, less the legs of this router, is what decodes."""
+    load, leg = Load(), Work(prefill_tokens=10, num_streams=0, sent_s=10.5)
+    load.told(Report(num_running=1), 10.0)
+    load.begin(leg)
+    assert load.figures().num_running - 1 == 1
+    load.told(Report(num_running=2), 11.0)
+    assert load.figures().num_running - 1 == 1
+    load.end(leg)
+    assert load.figures().num_running == 1, "the report still has the leg"
+
+
+def test_a_stream_of_ours_counts_beside_legs_that_only_waited() -> None:
+    load, stream = Load(), Work(sent_s=9.0)
+    legs = [Work(prefill_tokens=10, num_streams=0, sent_s=9.0) for _ in range(3)]
+    for work in (stream, *legs):
+        load.begin(work)
+    load.prefilled(stream)
+    load.told(Report(num_running=1, num_waiting=3), 10.0)
+    assert load.figures().num_running - len(legs) == 1
+
+
+def test_several_choices_are_several_streams() -> None:
+    load, work = told(), Work(num_streams=4, sent_s=10.5)
+    load.begin(work)
+    assert (load.figures().num_running, load.num_streams) == (7, 0)
+    load.prefilled(work)
+    assert load.num_streams == 4
+    load.told(msgspec.structs.replace(TOLD, num_running=7), 11.0)
+    load.end(work)
+    assert (load.figures().num_running, load.num_streams) == (3, 0)
 
 
 def test_figures_are_never_negative() -> None:
@@ -153,11 +186,11 @@ class Worlds(RuleBasedStateMachine):
 
     def truth(self) -> tuple[int, int]:
         waiting = sum(work.prefill_tokens for _, work in self.works if not work.prefilled)
-        return waiting, sum(work.decodes for _, work in self.works)
+        return waiting, sum(work.num_streams or 1 for _, work in self.works)
 
-    @rule(router=st.integers(0, 1), tokens=st.integers(0, 1000), decodes=st.booleans())
-    def send(self, router: int, tokens: int, decodes: bool) -> None:
-        work = Work(prefill_tokens=tokens, decodes=decodes, sent_s=self.tick())
+    @rule(router=st.integers(0, 1), tokens=st.integers(0, 1000), num_streams=st.integers(0, 3))
+    def send(self, router: int, tokens: int, num_streams: int) -> None:
+        work = Work(prefill_tokens=tokens, num_streams=num_streams, sent_s=self.tick())
         self.loads[router].begin(work)
         self.works.append((self.loads[router], work))
 

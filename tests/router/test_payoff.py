@@ -40,6 +40,8 @@ def test_gap_between_tokens() -> None:
     assert maybe_tpot_s(local().happened) == pytest.approx(0.1)
     assert maybe_tpot_s(local(completion_tokens=1).happened) is None
     assert maybe_tpot_s(local(ttft_s=None).happened) is None
+    assert maybe_tpot_s(local(completion_tokens=22, num_choices=2).happened) == pytest.approx(0.1)
+    assert maybe_tpot_s(local(completion_tokens=1, num_choices=10**17).happened) is None
 
 
 @pytest.mark.parametrize(
@@ -52,6 +54,8 @@ def test_gap_between_tokens() -> None:
         ({"total_s": 0.25 + 10 * 0.21}, False),
         ({"ttft_s": None, "total_s": 2.9}, True),  # whole: 1 s and 10 gaps of 0.2 s
         ({"ttft_s": None, "total_s": 3.1}, False),
+        ({"completion_tokens": 33, "num_choices": 3, "total_s": 0.25 + 10 * 0.21}, False),
+        ({"completion_tokens": 33, "num_choices": 3, "ttft_s": None, "total_s": 3.1}, False),
     ],
 )
 def test_goodput(happened: dict[str, float], good: bool) -> None:

@@ -33,7 +33,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: float = 0.0  # 0: not known
     max_num_batched_tokens: int = 0  # token budget of a step, 0: not known
     waiting_prefill_tokens: int = 0  # uncached prompt tokens that wait or are being computed there
-    num_running: int = 0  # streams decoding there, also those that others sent
+    num_running: int = 0  # streams decoding there, also those that others sent, and the prefill legs in flight
     free_kv_tokens: int | None = None  # room in its KV cache; None: not known
     used_kv_tokens: int = 0  # of its KV cache, by running requests; what is merely cached is free
     pinned_tokens: int = 0  # finished KV that nobody has fetched yet

@@ -129,10 +129,15 @@ def num_choices(call: Call) -> int:
     return max(_maybe_int(call.sampling, "n") or 1, 1)
 
 
+def num_choices_in_all(call: Call) -> int:
+    """Return how many choices all prompts together get."""
+    return num_choices(call) * _num_prompts(call.body.get("prompt"))
+
+
 def _unsplittable(call: Call) -> str | None:
     """One transfer carries the KV of one prompt of text: the reason code when the request is of another kind."""
     body, sampling = call.body, call.sampling
-    if _is_list_of_prompts(body.get("prompt")):
+    if _num_prompts(body.get("prompt")) > 1:
         return "prompt_list"
     if _given(body, "prompt_embeds"):
         return "prompt_embeds"
@@ -157,10 +162,10 @@ def _shares_loads(config: WorkerConfig) -> bool:
     return config.engine == "embedded" or config.connector == "tollbridge"
 
 
-def _is_list_of_prompts(prompt: msgspec.Raw | None) -> bool:
+def _num_prompts(prompt: msgspec.Raw | None) -> int:
     if prompt is None or not _LIST_OF_PROMPTS.match(prompt):
-        return False
-    return len(msgspec.json.decode(prompt, type=list[msgspec.Raw])) > 1
+        return 1
+    return len(msgspec.json.decode(prompt, type=list[msgspec.Raw]))
 
 
 def _given(body: Body, name: str) -> bool:

@@ -31,6 +31,7 @@ Address = tuple[str, int]
 Handover = dict[str, msgspec.Raw]  # `kv_transfer_params` of a stock connector, relayed as they came
 
 MAX_GONE = 1024  # workers that have left and are still known by name
+MOST_STREAMS = 256  # of one answer that run at once: vLLM's default for all of a worker's
 DEFAULT_BLOCK_SIZE = 16  # tokens, of a worker that does not say
 _UNPRICED = Pricing()  # who decides puts the prices in
 
@@ -249,16 +250,17 @@ class Fleet:
 
     @contextmanager
     def serving(
-        self, worker: Worker, leg: Leg, *, prefill_tokens: int = 0, kv_tokens: int = 0
+        self, worker: Worker, leg: Leg, *, prefill_tokens: int = 0, kv_tokens: int = 0, num_choices: int = 1
     ) -> Iterator[Callable[[], None]]:
         """Count one request in flight on `worker` while the context lasts; call what it yields at the first token.
 
-        `prefill_tokens` of its prompt have to be computed there; its KV needs room for `kv_tokens`.
+        `prefill_tokens` of its prompt have to be computed there; its KV needs room for `kv_tokens`. An answer is
+        `num_choices` streams.
         """
         work = Work(
             prefill_tokens=prefill_tokens,
             kv_tokens=kv_tokens,
-            decodes=leg == "decode",
+            num_streams=min(num_choices, MOST_STREAMS) if leg == "decode" else 0,
             sent_s=self._clock.monotonic(),
         )
         worker.num_served += 1

@@ -293,7 +293,7 @@ class Flow:
                 work = work_of(self.decision, "decode")
                 with (
                     self._trace.span("decode", worker=worker.name) as span,
-                    self._fleet.serving(worker, "decode", **work) as prefilled,
+                    self._fleet.serving(worker, "decode", num_choices=self._outcome.num_choices, **work) as prefilled,
                 ):
                     self._at_first_token.append(prefilled)
                     headers = {**headers, **span.headers}

@@ -129,7 +129,7 @@ class Lesson:
             "ttft": self._ttft_error(happened),
         }
         if happened.completion_tokens:
-            self._learner.cost.output_tokens.add(happened.completion_tokens)
+            self._learner.cost.output_tokens.add(happened.completion_tokens / happened.num_choices)
         known = {kind: error for kind, error in errors.items() if error is not None}
         for kind, error in known.items():
             self._learner.metrics.predicted(kind, error)
@@ -165,9 +165,9 @@ class Lesson:
         for nic, _ in self._nics:
             nic.num_active -= 1
 
-    def _num_streams(self, worker: str) -> float:
-        """Return how many streams decode there."""
-        return max(0, self._workers[worker].num_decodes - self._learner.engine(worker).num_prefilling)
+    def _num_streams(self, worker: str) -> int:
+        """Return how many streams of this router decode there."""
+        return self._workers[worker].load.num_streams
 
     def _budget(self, worker: str) -> int:
         return self._workers[worker].load.report.max_num_batched_tokens or DEFAULT_BUDGET
@@ -223,6 +223,8 @@ class Lesson:
         return error if was_known else None
 
     def _learn_step(self, happened: Happened) -> float | None:
+        if happened.num_choices > 1:  # they end one by one: nobody told when
+            return None
         num_steps = happened.completion_tokens - 1
         if self._first is None or happened.ttft_s is None or happened.total_s is None or num_steps < _MIN_STEPS:
             return None

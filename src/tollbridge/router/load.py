@@ -18,7 +18,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 0  # tokens; 0: not known
     kv_bytes_per_token: float = 0.0
     max_num_batched_tokens: int = 0
-    num_running: int = 0  # in the running batch
+    num_running: int = 0  # in the running batch, prefill legs among them
     num_waiting: int = 0  # for capacity or for KV
     waiting_prefill_tokens: int | None = None
     free_kv_tokens: int | None = None
@@ -36,7 +36,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's load now, as WorkerView has it."""
 
     waiting_prefill_tokens: int
-    num_running: int
+    num_running: int  # streams, and the prefill legs of this router
     free_kv_tokens: int | None
     num_sending: int
     sending_bytes: float
@@ -50,7 +50,7 @@ class Work:
 
     prefill_tokens: int = 0  # the prompt tokens that it has to compute
     kv_tokens: int = 0  # the tokens for which it needs room
-    decodes: bool = True
+    num_streams: int = 1  # that decode there: the choices of an answer, none of a prefill leg
     sent_s: float  # monotonic
     prefilled: bool = False
 
@@ -80,7 +80,7 @@ class Load:
         self._reported_s = float("-inf")
         self._works: list[Work] = []
         self._prefilled = 0  # tokens in the report that have been computed since
-        self._ended = 0  # decoding requests in the report that have ended since
+        self._ended = 0  # what ran in the report, and has ended since
         self._freed = 0  # tokens of KV that requests in the report have let go of since
         self._out, self._in = _Side(), _Side()
         self._figures: Figures | None = None  # None: to be worked out again
@@ -108,7 +108,7 @@ class Load:
         self._figures = None
         self._works.remove(work)
         if self._is_in_report(work):
-            self._ended += work.decodes
+            self._ended += work.num_streams or 1
             self._freed += work.kv_tokens
 
     def begin_transfer(self, transfer: Transfer, *, outward: bool) -> None:
@@ -128,6 +128,11 @@ class Load:
         worker would say the same."""
         flows = (self._out.active, self._in.active, self._out.ended, self._in.ended)
         return not (self._works or self._prefilled or self._ended or self._freed or any(flows))
+
+    @property
+    def num_streams(self) -> int:
+        """Streams of this router that have begun and not ended."""
+        return sum([work.num_streams for work in self._works if work.prefilled])
 
     def figures(self) -> Figures:
         """Return the load now. Cheap when nothing has changed."""
@@ -158,9 +163,14 @@ class Load:
         )
 
     def _running(self, unseen: list[Work]) -> int:
-        """What waited when the worker spoke may decode now: ours whose first token came are the least."""
-        told = max(self.report.num_running - self._ended, 0) + sum(1 for work in unseen if work.decodes)
-        return max(told, sum(1 for work in self._works if work.decodes and work.prefilled))
+        """What waited when the worker spoke may decode now: ours whose first token came are the least.
+
+        A prefill leg is in the report or not, as a stream is, and no stream in either case.
+        """
+        legs = sum([not work.num_streams for work in self._works])
+        told_legs = legs - sum([not work.num_streams for work in unseen])
+        told = max(self.report.num_running - self._ended - told_legs, 0) + sum([work.num_streams for work in unseen])
+        return max(told, self.num_streams) + legs
 
     def _free(self, taken: int) -> int | None:
         free, total = self.report.free_kv_tokens, self.report.total_kv_tokens

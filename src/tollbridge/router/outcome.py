@@ -10,6 +10,7 @@ from tollbridge.config.cluster import DEFAULT_TENANT
 from tollbridge.obs.logs import request_line
 from tollbridge.obs.tracing import NoTrace, Trace
 from tollbridge.router.context import Context
+from tollbridge.router.decide import num_choices_in_all
 from tollbridge.router.ingress import Call
 from tollbridge.router.payoff import maybe_payoff, meets
 from tollbridge.router.stream import Usage
@@ -39,7 +40,7 @@ class Outcome:
         self._slo = context.config.slo
         self._started_s = context.clock.monotonic()
         self._trace = arrival.trace
-        self._happened = Happened(tenant=arrival.tenant, queue_s=arrival.queue_s)
+        self._happened = Happened(tenant=arrival.tenant, queue_s=arrival.queue_s, num_choices=num_choices_in_all(call))
         self._record = DecisionRecord(at=context.clock.wall(), decision=decision, happened=self._happened)
         self._notes: list[str] = []
         self._verdict: Verdict | None = None
@@ -60,6 +61,10 @@ class Outcome:
     @decision.setter
     def decision(self, decision: Decision) -> None:
         self._record.decision = decision
+
+    @property
+    def num_choices(self) -> int:
+        return self._happened.num_choices
 
     def header(self) -> str:
         """Return the value of x-tollbridge-decision: ASCII JSON; `verified` only when it is known by then."""

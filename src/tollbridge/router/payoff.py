@@ -42,10 +42,14 @@ def maybe_toll_s(decision: Decision, happened: Happened) -> float | None:
 
 
 def maybe_tpot_s(happened: Happened) -> float | None:
-    """Return the mean gap between two tokens of a stream, None while it runs or when it has too few."""
-    if happened.ttft_s is None or happened.total_s is None or happened.completion_tokens < 2:
+    """Return the mean gap between two tokens of a stream, None while it runs or when it has too few.
+
+    Of several choices, which decode side by side, that of one of mean length.
+    """
+    num_gaps = _num_gaps(happened)
+    if happened.ttft_s is None or happened.total_s is None or num_gaps <= 0.0:
         return None
-    return max(happened.total_s - happened.ttft_s, 0.0) / (happened.completion_tokens - 1)
+    return max(happened.total_s - happened.ttft_s, 0.0) / num_gaps
 
 
 def meets(happened: Happened, slo: SloConfig) -> bool:
@@ -56,7 +60,11 @@ def meets(happened: Happened, slo: SloConfig) -> bool:
     if happened.status != "ok" or happened.total_s is None:
         return False
     if happened.ttft_s is None:
-        allowed_s = slo.ttft_s + slo.tpot_s * max(happened.completion_tokens - 1, 0)
+        allowed_s = slo.ttft_s + slo.tpot_s * max(_num_gaps(happened), 0.0)
         return happened.queue_s + happened.total_s <= allowed_s
     tpot_s = maybe_tpot_s(happened)
     return happened.queue_s + happened.ttft_s <= slo.ttft_s and (tpot_s is None or tpot_s <= slo.tpot_s)
+
+
+def _num_gaps(happened: Happened) -> float:
+    return happened.completion_tokens / happened.num_choices - 1.0
