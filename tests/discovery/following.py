@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 from tollbridge.discovery.base import Discovery, Endpoint
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 class Following:
@@ -50,5 +50,5 @@ async def following(discovery: Discovery) -> AsyncIterator[Following]:
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
-            async with asyncio.timeout(1.0):
+            async with asyncio.timeout(10.0):
                 await task

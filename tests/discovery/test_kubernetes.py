@@ -20,7 +20,7 @@ from tollbridge.discovery.account import Account
 from tollbridge.discovery.kubernetes import KubernetesDiscovery, Pace
 from tollbridge.errors import ConfigError
 
-QUICK = Pace(watch_s=1.0, grace_s=0.2, list_s=2.0, first_pause_s=0.01, longest_pause_s=0.1)
+QUICK = Pace(watch_s=1.0, grace_s=0.2, list_s=30.0, first_pause_s=0.01, longest_pause_s=0.1)
 LONG = Pace(watch_s=50.0)
 PATIENT = Pace(watch_s=50.0, first_pause_s=50.0, longest_pause_s=50.0)  # one failure, and it rests
 UP = "serving"

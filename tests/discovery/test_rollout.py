@@ -19,7 +19,7 @@ from tollbridge.config.cluster import ClusterConfig, DiscoveryConfig, RouterConf
 from tollbridge.router.main import listening
 
 NAMES = {"p1": "prefill", "d1": "decode", "p2": "prefill", "d2": "decode"}
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 NUM_CLIENTS = 3
 
 

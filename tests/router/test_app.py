@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.router_rig import Rig, happens, rig
+from tests.support.router_rig import PATIENCE_S, Rig, happens, rig
 from tests.support.stub_worker import Behaviour, StubWorker
 
 WHOLE = {"prompt": "Hello", "max_tokens": 8}
@@ -218,7 +218,7 @@ async def raw(r: Rig, data: bytes) -> bytes:
     host, port = urlsplit(r.url).netloc.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(data)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         answer = await reader.read(-1)
     writer.close()
     await writer.wait_closed()

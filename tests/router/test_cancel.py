@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,8 +11,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.router_rig import Rig, happens, rig
+from tests.support.router_rig import PATIENCE_S, Rig, happens, rig
 from tests.support.stub_worker import Behaviour, StubWorker
+from tests.support.timing import once_below
 
 STREAM = {"prompt": "Hello", "max_tokens": 8, "stream": True}
 
@@ -75,7 +77,7 @@ async def test_mid_stream_with_prefill_still_running() -> None:
         r["d0"].behaviour["decode"] = Behaviour("stall", after=2)
         async with socket_to(r) as (reader, writer):
             writer.write(request(STREAM, "split", "mid"))
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(PATIENCE_S):
                 await reader.readuntil(b"lo")
         await happens(r["p0"].departed["prefill"])
         await happens(r["d0"].departed["decode"])
@@ -102,14 +104,16 @@ async def test_while_the_body_is_still_being_sent() -> None:
 
 async def test_a_client_that_stops_reading_is_given_up() -> None:
     """Backpressure reaches the worker; the client's own deadline ends it."""
-    async with rig(idle_timeout_s=0.3) as r:
+    async with rig(idle_timeout_s=1.0) as r:
         r["d0"].tokens = ["x" * 65536] * 400
         async with socket_to(r) as (reader, writer):
             writer.write(request(STREAM, "local", "stuck"))
             await happens(r["d0"].departed["local"])
             assert await ended(r, "stuck") == "cancelled"
             assert "took nothing" in (await r.record("stuck"))["happened"]["error"]
-            async with asyncio.timeout(5):  # its connection is closed, and it can tell that this is not the end
+            async with asyncio.timeout(
+                PATIENCE_S
+            ):  # its connection is closed, and it can tell that this is not the end
                 assert not (await reader.read()).endswith(b"0\r\n\r\n")
 
 
@@ -123,8 +127,8 @@ async def test_the_worker_learns_it_within_100_ms(state: str) -> None:
         d0 = r["d0"]
         d0.behaviour["local"] = Behaviour() if state == "slow reader" else behaviour
         d0.tokens = LONG if state == "slow reader" else d0.tokens
-        taken_s = [await _hang_up(r, state, attempt) for attempt in range(3)]
-        assert min(taken_s) < 0.1, taken_s  # the best of three: the machine may be busy
+        attempts = itertools.count()
+        await once_below(0.1, lambda: _hang_up(r, state, next(attempts)))
 
 
 async def _hang_up(r: Rig, state: str, attempt: int) -> float:
@@ -135,7 +139,7 @@ async def _hang_up(r: Rig, state: str, attempt: int) -> float:
     async with socket_to(r) as (reader, writer):
         writer.write(request(STREAM, "local", f"r{attempt}"))
         await happens(d0.arrived["local"])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             if state in ("stream", "one request ahead"):
                 await reader.readuntil(b"lo")
             if state == "one request ahead":
@@ -164,7 +168,7 @@ async def test_a_slow_reader_costs_buffers_and_gets_every_byte() -> None:
         async with socket_to(r) as (reader, writer):
             writer.write(request(STREAM, "local", "slow"))
             await happens(d0.arrived["local"])
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 await _stuck(d0)
                 assert d0.num_written < len(LONG) - 50, "the worker was not stopped"
                 answer = bytearray()

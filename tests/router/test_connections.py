@@ -104,7 +104,7 @@ async def test_malformed_http_is_told_in_json_and_leaves_no_traceback(caplog: py
 
 
 async def test_connections_are_bounded() -> None:
-    async with rig(limits=msgspec.structs.replace(FAST, head_timeout_s=2.0)) as r:
+    async with rig(limits=msgspec.structs.replace(FAST, head_timeout_s=PATIENCE_S)) as r:
         assert (await r.post(WHOLE)).status == 200  # keeps its connection
         mute = [await dial(r, b"") for _ in range(19)]
         more = [await dial(r, b"") for _ in range(4)]

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from tests.support.router_rig import Rig, happens, rig
+from tests.support.router_rig import PATIENCE_S, Rig, happens, rig
 from tests.support.stub_worker import Behaviour, StubWorker
 from tollbridge.router.limits import Limits
 from tollbridge.wire.params import parse
@@ -213,7 +213,7 @@ class TestPrefillFails:
             assert "p0" in (await r.record("pf"))["happened"]["error"]
 
     async def test_refused_connection(self) -> None:
-        slow_checks = Limits(poll_interval_s=60, check_timeout_s=0.5)  # the router does not know yet
+        slow_checks = Limits(poll_interval_s=60)  # the router does not know yet
         async with rig(limits=slow_checks) as r:
             await r["p0"].stop()
             r["d0"].behaviour["decode"] = Behaviour("hang")
@@ -231,7 +231,7 @@ class TestPrefillFails:
                 await response.content.readuntil(b"\n\n")
                 gate.set()
                 await r.until("/decisions/mid", lambda _: True)
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(PATIENCE_S):
                     while not await r.metric("upstream_errors_total", worker="p0"):
                         pass
             assert r["d0"].roles() == ["decode"]
@@ -286,7 +286,7 @@ class TestDecodeFails:
                 await happens(r["p0"].departed["prefill"])
 
     async def test_silence_before_the_first_byte_has_a_deadline(self) -> None:
-        async with rig(*three(), first_byte_timeout_s=0.2) as r:
+        async with rig(*three(), first_byte_timeout_s=1.0) as r:
             r["d0"].behaviour["local"] = Behaviour("head")
             answer = await r.post(STREAM)
             assert answer.decision["decode"] == "d1"

@@ -80,7 +80,7 @@ async def test_a_client_that_leaves_ends_the_workers_stream() -> None:
 
 
 async def test_a_client_that_does_not_read_is_dropped() -> None:
-    async with rig(idle_timeout_s=0.3) as r:
+    async with rig(idle_timeout_s=1.0) as r:
         worker = r["d0"]
         worker.tokens = ["x" * 100_000] * 400  # more than all buffers between worker and client
         _, writer = await asyncio.open_connection("127.0.0.1", int(r.url.rpartition(":")[2]), limit=1024)

@@ -69,11 +69,13 @@ async def test_strange_answers_do_not_end_the_watch(body: bytes) -> None:
 
 
 async def test_slow_check_is_forgiven_a_few_times() -> None:
-    quick = Limits(poll_interval_s=0.02, check_timeout_s=0.1)
+    quick = Limits(poll_interval_s=0.02, check_timeout_s=0.2)
     async with rig(limits=quick) as r:
+        await r.until_ready("d0")
         r["d0"].slow_health = True
         await r.until("/fleet", lambda _: r["d0"].num_slow >= 1)
-        assert (await r.get("/health")).json["workers"]["d0"]["ready"] is True
+        ready = (await r.get("/health")).json["workers"]["d0"]["ready"]
+        assert ready or r["d0"].num_slow >= 3  # three have passed if this machine stood still
         await r.until_ready("d0", False)
         assert r["d0"].num_slow >= 3
         r["d0"].slow_health = False

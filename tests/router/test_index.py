@@ -19,7 +19,7 @@ from tollbridge.router.load import Report
 from tollbridge.router.sources import Source
 from tollbridge.worker.events import EventPublisher
 
-PATIENCE_S = 15.0
+PATIENCE_S = 60.0
 SIZES = {"w0": 16, "w1": 8}
 
 

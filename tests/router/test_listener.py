@@ -16,7 +16,7 @@ from tollbridge.router.sources import Source
 from tollbridge.wire.events import BlockRemoved, Decoded, KVEvent
 from tollbridge.worker.events import EventPublisher
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 def event(number: int) -> KVEvent:

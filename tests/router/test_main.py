@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from tests.support.router_rig import happens
+from tests.support.router_rig import PATIENCE_S, happens
 from tests.support.stub_worker import SECRET, Behaviour, StubWorker, stubs
 from tollbridge.config.cluster import ClusterConfig, RouterConfig
 from tollbridge.errors import ConfigError, StartupError
@@ -40,7 +40,7 @@ def cluster_of(*workers: StubWorker, **router: object) -> ClusterConfig:
 
 
 @asynccontextmanager
-async def process(cluster: ClusterConfig, drain_s: float = 5.0) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process(cluster: ClusterConfig, drain_s: float = PATIENCE_S) -> AsyncIterator[asyncio.subprocess.Process]:
     argv = (msgspec.json.encode(cluster).decode(), SECRET.decode(), str(drain_s))
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-W", "error", "-c", PROGRAM, *argv,
@@ -56,12 +56,12 @@ async def process(cluster: ClusterConfig, drain_s: float = 5.0) -> AsyncIterator
 
 async def ready_line(child: asyncio.subprocess.Process) -> dict[str, object]:
     assert child.stdout is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         return dict(json.loads(await child.stdout.readline()))
 
 
 async def exit_code(child: asyncio.subprocess.Process) -> int:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         return await child.wait()
 
 
@@ -86,7 +86,7 @@ async def test_sigterm_lets_running_requests_finish_and_takes_no_new_ones() -> N
         running = asyncio.create_task(_post(session, str(url)))
         await happens(worker.arrived["local"])
         child.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while (await _status(session, f"{url}/health")) != 503:
                 pass
         async with session.post(f"{url}/v1/completions", json={"prompt": "b"}) as refused:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from aiohttp import web
 
+from tests.support.router_rig import PATIENCE_S
 from tollbridge.config.cluster import ClusterConfig, RouterConfig, WorkerConfig
 from tollbridge.errors import UpstreamError
 from tollbridge.router.app import make_context
@@ -87,7 +88,7 @@ async def test_the_retry_owns_the_client() -> None:
     )
     decision, arrival = await decide_call(context, call), Arrival(at_s=context.clock.monotonic())
     flow = asyncio.create_task(Flow(context, call, cast(Client, client), decision, arrival).run())
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         while len(upstream.legs) < 2:
             await asyncio.sleep(0)
         upstream.prefill.set_result(None)  # both wake in the same step of the loop, prefill first

@@ -124,5 +124,5 @@ async def test_the_record_has_the_longest_gap_of_a_stream_only() -> None:
         for stream in (True, False):
             answer = await r.post({"prompt": "a", "max_tokens": 8, "stream": stream})
             gap_s = (await r.record(answer.decision["id"]))["happened"].get("longest_gap_s")
-            assert (gap_s is not None and 0 <= gap_s < 5.0) is stream
+            assert (gap_s is not None and 0 <= gap_s < 60.0) is stream
         assert await r.metric("longest_gap_seconds_count") == 1

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support.router_rig import PATIENCE_S
 from tests.support.stub_worker import StubWorker, stubs
 from tollbridge.clock import SystemClock
 from tollbridge.kv.content import Content
@@ -36,6 +37,7 @@ def call(model: str | None = "stub-model", **body: Any) -> Call:
 
 @asynccontextmanager
 async def tokens(worker: StubWorker, folder: Path | None = None, **limits: Any) -> AsyncIterator[Tokens]:
+    limits = {"tokenize_timeout_s": PATIENCE_S, **limits}
     async with stubs(worker):
         fleet = Fleet([worker.config], clock=SystemClock())
         fleet[worker.name].ready, fleet[worker.name].models = True, ({"id": worker.model},)
@@ -63,7 +65,7 @@ def like(folder: Path) -> Callable[[dict[str, Any]], tuple[dict[str, Any], int]]
 
 async def settle(made: Tokens) -> None:
     """Let the probes end."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*made._probes)
 
 

@@ -65,7 +65,11 @@ async def scripted(
     server = await asyncio.start_server(served, "127.0.0.1", 0, ssl=tls)
     scheme = "https" if tls else "http"
     served.worker.url = f"{scheme}://localhost:{server.sockets[0].getsockname()[1]}"
-    async with asyncio.timeout(PATIENCE_S), server, Upstream(Limits(**limits)) as upstream:  # type: ignore[arg-type]
+    async with (
+        asyncio.timeout(PATIENCE_S),
+        server,
+        Upstream(Limits(**{"connect_timeout_s": PATIENCE_S} | limits)) as upstream,
+    ):  # type: ignore[arg-type]
         try:
             yield upstream, served
         finally:
@@ -272,9 +276,17 @@ async def test_what_a_taker_raises_reaches_the_one_who_pours() -> None:
 
 @pytest.mark.parametrize("when", ["before the head", "in the body", "pouring"])
 async def test_whoever_is_cancelled_closes_the_connection(when: str) -> None:
-    async with scripted(saying(b"" if when == "before the head" else STREAM)) as (upstream, w):
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await request_of(reader)
+        writer.write(b"" if when == "before the head" else STREAM)
+        limit.extend(0.05)
+
+    async with scripted(script) as (upstream, w):
         with pytest.raises(UpstreamError, match=r"w0 sent nothing for 0.05 s"):
-            async with deadline(w.worker, 0.05), upstream.request(w.worker, "POST", "/", body=b"") as answer:
+            async with (
+                deadline(w.worker, PATIENCE_S) as limit,
+                upstream.request(w.worker, "POST", "/", body=b"") as answer,
+            ):
                 await (answer.pour(lambda _: True) if when == "pouring" else upstream.read(w.worker, answer))
         await w.gone.wait()
 

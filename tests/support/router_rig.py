@@ -19,8 +19,16 @@ from tollbridge.router.app import Extension
 from tollbridge.router.limits import Limits
 from tollbridge.router.main import listening
 
-QUICK = Limits(poll_interval_s=0.05, check_timeout_s=2.0, connect_timeout_s=1.0, drain_s=2.0)
-PATIENCE_S = 5.0  # how long a test waits for something that must happen
+QUICK = Limits(
+    poll_interval_s=0.05,
+    drain_s=2.0,
+    # a machine that others use as well, or that stands still for a while, must not end what these bound
+    check_timeout_s=20.0,
+    connect_timeout_s=20.0,
+    tokenize_timeout_s=20.0,
+    detokenize_timeout_s=20.0,
+)
+PATIENCE_S = 60.0  # how long a test waits for something that must happen; it costs time only where it does not
 
 
 class Rig:

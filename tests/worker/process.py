@@ -14,7 +14,7 @@ from typing import Any
 from tests.worker.support import SECRET
 
 ROOT = Path(__file__).parents[2]
-READY_TIMEOUT_S = 120.0
+READY_TIMEOUT_S = 400.0
 
 # argv: cluster as JSON, secret, "real" or the seconds that a step of the fake engine takes
 LAUNCH = """
@@ -74,7 +74,7 @@ class Worker:
     def end(self) -> int:
         """Wait for the end, which somebody has asked for, and return the exit code."""
         try:
-            return self.process.wait(30)
+            return self.process.wait(120)
         finally:
             if self.process.poll() is None:
                 self.process.kill()

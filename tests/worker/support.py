@@ -130,7 +130,7 @@ def params(role: Role, *, secret: bytes = SECRET, transfer_id: str = "0" * 32, *
     return {"tollbridge": {name: getattr(signed, name) for name in signed.__struct_fields__}}
 
 
-async def eventually(condition: Any, timeout_s: float = 5.0) -> None:
+async def eventually(condition: Any, timeout_s: float = 60.0) -> None:
     """Wait until `condition()` holds: for what another thread or the kernel does, which no clock of ours drives."""
     async with asyncio.timeout(timeout_s):
         while not condition():

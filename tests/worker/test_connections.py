@@ -9,7 +9,7 @@ import pytest
 
 from tests.worker.support import Client, fake_serving
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 FAST = {"head_timeout_s": 0.3, "body_timeout_s": 2.0, "body_idle_s": 0.3, "linger_s": 0.2}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n"
 

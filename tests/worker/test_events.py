@@ -19,7 +19,7 @@ STORED = BlockStored(
     block_hashes=[7, 8], parent_block_hash=None, token_ids=list(range(32)), block_size=16, medium="GPU"
 )
 REMOVED = BlockRemoved(block_hashes=[7], medium="GPU")
-TIMEOUT_MS = 5000
+TIMEOUT_MS = 60_000
 
 
 class Rig:
@@ -43,7 +43,7 @@ class Rig:
         """Return a SUB that is really subscribed, having read what that took to find out."""
         sub = self.connect(zmq.SUB, self.publisher.endpoint)
         sub.setsockopt(zmq.SUBSCRIBE, TOPIC)
-        for _ in range(500):
+        for _ in range(6000):
             self.publish(AllBlocksCleared())
             if sub.poll(10):
                 break
@@ -144,7 +144,7 @@ async def test_the_server_publishes_the_engines_events() -> None:
     sub.connect(publisher.endpoint)
     try:
         async with serving(engine, publisher):
-            for _ in range(500):
+            for _ in range(6000):
                 engine.events = [STORED]
                 await asyncio.sleep(0.01)
                 if sub.poll(0):

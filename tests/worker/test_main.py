@@ -21,8 +21,8 @@ from tollbridge.wire import sse
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Worker]:
-    """Start a worker whose tokens take 10 ms each."""
-    made = Worker(tmp_path / "w.log", step_s=0.01)
+    """Start a worker whose tokens take 30 ms each."""
+    made = Worker(tmp_path / "w.log", step_s=0.03)
     try:
         made.ready()
         yield made
@@ -77,7 +77,7 @@ async def test_a_second_signal_ends_it_with_an_honest_event(worker: Worker) -> N
 def test_idle_worker_ends_at_once_and_says_nothing_more_on_stdout(worker: Worker) -> None:
     assert worker.process.stdout is not None
     worker.process.send_signal(signal.SIGTERM)
-    assert worker.process.wait(10) == 0
+    assert worker.process.wait(60) == 0
     assert worker.process.stdout.read() == b""
 
 

@@ -205,7 +205,7 @@ async def test_drain_refuses_new_requests_and_waits_for_old_ones(client: Client)
     client.engine.hold()
     running = asyncio.create_task(client.complete())
     await eventually(lambda: client.engine.submitted)
-    drain = asyncio.create_task(client.door.drain(5.0))
+    drain = asyncio.create_task(client.door.drain(60.0))
     await eventually(lambda: client.door.draining)
     status, _ = await client.get("/health")
     assert status == 503
