@@ -30,7 +30,7 @@ TOKEN_BYTES = 8
 BLOCK_SIZE = 4
 VOCAB_SIZE = 1000
 EOS = 999
-TIMEOUT_S = 20.0
+TIMEOUT_S = 120.0
 
 
 def make_memory(num_blocks: int) -> BufferMemory:

@@ -49,7 +49,7 @@ def collect(outputs: queue.SimpleQueue[StepOutput]) -> tuple[list[int], str, Ste
     ids: list[int] = []
     text = ""
     while True:
-        output = outputs.get(timeout=30)
+        output = outputs.get(timeout=120)
         ids += output.token_ids
         text += output.text
         if output.finish_reason is not None:

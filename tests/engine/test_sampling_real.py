@@ -115,7 +115,7 @@ def test_prompt_logprobs_are_those_of_stock_transformers(split: Split, tiny_mode
     from transformers import AutoModelForCausalLM
 
     outputs = ask(split.alone, "scored", PROMPT, max_tokens=1, prompt_logprobs=2)
-    told = outputs.get(timeout=30).prompt_logprobs
+    told = outputs.get(timeout=120).prompt_logprobs
     model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32, local_files_only=True).eval()
     with torch.inference_mode():
         want = model(torch.tensor([PROMPT])).logits[0].log_softmax(-1)

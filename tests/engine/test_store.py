@@ -124,13 +124,13 @@ def test_pull_again_does_nothing(pip: FakePip) -> None:
 def test_two_pulls_at_once(pip: FakePip, monkeypatch: pytest.MonkeyPatch) -> None:
     both = threading.Barrier(2)
     move = store._move_into_place
-    monkeypatch.setattr(store, "_move_into_place", lambda *paths: (both.wait(10), move(*paths)))
+    monkeypatch.setattr(store, "_move_into_place", lambda *paths: (both.wait(120), move(*paths)))
     folders: list[Path] = []
     threads = [threading.Thread(target=lambda: folders.append(pull_smollm2())) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(120)
     assert folders == [smollm2_folder()] * 2
     assert [path.name for path in models_folder().iterdir()] == [smollm2_folder().name]
 

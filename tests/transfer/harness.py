@@ -33,7 +33,7 @@ from tollbridge.transfer.tcp import TcpReceiver, TcpSender
 
 NUM_LAYERS = 3
 TOKEN_BYTES = 96
-WAIT_S = 10.0  # a test that waits so long has failed
+WAIT_S = 60.0  # a test that waits so long has failed
 
 FINGERPRINT = Fingerprint(
     model="m",
@@ -47,6 +47,14 @@ FINGERPRINT = Fingerprint(
 DIGEST = content_digest([1, 2, 3])
 OTHER_DIGEST = content_digest([1, 2, 4])
 SHORT = TransferOptions(heartbeat_s=0.05, progress_timeout_s=0.8, unknown_timeout_s=0.4, open_timeout_s=0.4)
+# Nothing ends by itself, however slow the machine: for tests in which something else ends it.
+PATIENT = TransferOptions(
+    heartbeat_s=0.05,
+    progress_timeout_s=WAIT_S,
+    unknown_timeout_s=WAIT_S,
+    open_timeout_s=WAIT_S,
+    handshake_timeout_s=WAIT_S,
+)
 
 
 def new_id() -> str:
@@ -214,7 +222,7 @@ def make_pair(
     granule: int = 1,
     receive_granule: int | None = None,
 ) -> Pair:
-    options = options or TransferOptions()
+    options = options or PATIENT
     devices = [FakeDevice(), FakeDevice()] if medium.startswith(("device", "remote")) else [None, None]
     sizes = {"token_bytes": token_bytes, "granule": granule}
     send_cache = Cache(num_blocks, send_block_size, seed=1, device=devices[0], **sizes)

@@ -11,14 +11,14 @@ import pytest
 
 from tests.support import kv_proxy
 from tests.support.kv_proxy import KvProxy
-from tests.transfer.harness import DIGEST, NUM_LAYERS, SHORT, TOKEN_BYTES, Pair, PairMaker, new_id
+from tests.transfer.harness import DIGEST, NUM_LAYERS, PATIENT, SHORT, TOKEN_BYTES, WAIT_S, Pair, PairMaker, new_id
 from tollbridge.transfer.base import Reason, TransferEnd
 from tollbridge.transfer.frames import HEADER_BYTES, MAX_PAYLOAD_BYTES
 from tollbridge.transfer.options import TransferOptions
 
 NUM_TOKENS = 1000
 TABLE = list(range(64))
-OPTIONS = TransferOptions(heartbeat_s=0.05, progress_timeout_s=5.0, min_frame_bytes=4096, max_frame_bytes=16384)
+OPTIONS = replace(PATIENT, min_frame_bytes=4096, max_frame_bytes=16384)
 
 
 class Rig:
@@ -148,7 +148,7 @@ def test_a_connection_cut_in_the_middle_of_a_frame(rig: Rig, keep_bytes: int) ->
 
 def test_a_cut_while_prefill_computes(rig: Rig) -> None:
     transfer_id = rig.start(publish=100)
-    assert rig.proxy.data_seen.wait(10)
+    assert rig.proxy.data_seen.wait(WAIT_S)
     rig.proxy.cut()
     sent, received = rig.finish(transfer_id)
     assert (sent.reason, received.reason) == (Reason.PEER_LOST, Reason.PEER_LOST)
@@ -160,7 +160,7 @@ def test_a_silent_network(make_tcp: PairMaker) -> None:
     rig = Rig(make_tcp(SHORT))
     with rig.proxy:
         transfer_id = rig.start(publish=100)
-        assert rig.proxy.data_seen.wait(10)
+        assert rig.proxy.data_seen.wait(WAIT_S)
         rig.proxy.stall()
         sent, received = rig.finish(transfer_id)
         assert (sent.outcome, received.outcome) == ("failed", "failed")
@@ -187,7 +187,7 @@ def test_a_dialler_that_never_speaks_or_speaks_nonsense(make_tcp: PairMaker) -> 
     with socket.create_connection(pair.sender.address) as mute, socket.create_connection(pair.sender.address) as rude:
         rude.sendall(b"GET / HTTP/1.1\r\nHost: prefill\r\nUser-Agent: a long enough first line\r\n\r\n")
         for sock in (rude, mute):
-            sock.settimeout(10)
+            sock.settimeout(WAIT_S)
             said = b""
             while data := _recv(sock):
                 said += data
@@ -198,7 +198,7 @@ def test_a_dialler_that_never_speaks_or_speaks_nonsense(make_tcp: PairMaker) -> 
 def test_too_many_strangers_are_turned_away(make_tcp: PairMaker) -> None:
     pair = make_tcp(TransferOptions(max_unauthenticated=2))
     socks = [socket.create_connection(pair.sender.address) for _ in range(3)]
-    socks[2].settimeout(10)
+    socks[2].settimeout(WAIT_S)
     assert _recv(socks[2]) == b""
     for sock in socks:
         sock.close()

@@ -19,7 +19,7 @@ from tollbridge.transfer.channel import Tls
 from tollbridge.transfer.interview import interview
 
 SECRET = b"the cluster secret"
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 
 
 def test_the_fingerprint_comes_back_and_the_listener_goes_on(make_tcp: PairMaker) -> None:

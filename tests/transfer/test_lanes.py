@@ -180,7 +180,7 @@ def test_close_in_the_middle_of_frames(rig: Rig, side: str) -> None:
 
 def test_a_lane_that_stays_silent_in_the_middle_of_a_frame(make_tcp: PairMaker) -> None:
     """Heartbeats flow on the first lane all the time, and must not hide it."""
-    options = replace(OPTIONS, heartbeat_s=0.05, progress_timeout_s=0.5, socket_buffer_bytes=64 * 1024)
+    options = replace(OPTIONS, heartbeat_s=0.05, progress_timeout_s=2.0, socket_buffer_bytes=64 * 1024)
     rig = Rig(make_tcp(options, num_blocks=NUM_BLOCKS, token_bytes=TOKEN_BYTES))
     with rig.proxy:
         first, release = rig.proxy.connections[0].threads[1], threading.Event()

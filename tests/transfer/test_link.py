@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.netns import sent_bytes
-from tests.transfer.harness import DIGEST, FINGERPRINT, Cache, Mailbox, new_id
+from tests.support.timing import TRIES
+from tests.transfer.harness import DIGEST, FINGERPRINT, WAIT_S, Cache, Mailbox, new_id
 from tollbridge.bench.netns import ADDRESSES, Link, LinkUnavailableError, link, on_host
 from tollbridge.transfer.base import LoadRequest
 from tollbridge.transfer.options import TransferOptions
@@ -74,7 +75,7 @@ class Hosts:
     def run_for(self, seconds: float) -> None:
         """Watch the link until it has been busy for so long."""
         before = sent_bytes(self._wire, "a")
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + WAIT_S
         while sent_bytes(self._wire, "a") - before < 100_000:
             assert time.monotonic() < deadline_s, "nothing is sent"
             time.sleep(0.002)
@@ -101,15 +102,14 @@ class Hosts:
     ("rate", "bytes_per_s", "burst"), [("30mbit", 3.75e6, "32kb"), ("1gbit", 125e6, "256kb")], ids=["30mbit", "1gbit"]
 )
 def test_a_cancel_stops_the_wire(wire: Link, rate: str, bytes_per_s: float, burst: str, side: str) -> None:
-    """Within 100 ms, and both engines hear of the end at once. A machine with other work may take three tries."""
+    """Within 100 ms, and both engines hear of the end at once. A machine with other work may take some tries."""
     wire.shape(rate, burst=burst)
-    for last_try in (False, False, True):
+    for _ in range(TRIES):
         ended_s, both_s, stopped_s = cancel_in_the_middle(wire, bytes_per_s, side)
         print(f"{rate}, {side}: ended after {ended_s:.4f} s, both {both_s:.4f} s, wire quiet {stopped_s:.4f} s")
-        if last_try or stopped_s <= MAX_STOP_S:
-            break
-    assert stopped_s <= MAX_STOP_S
-    assert ended_s <= MAX_STOP_S
+        if max(stopped_s, ended_s) <= MAX_STOP_S:
+            return
+    raise AssertionError(f"never within {MAX_STOP_S} s")
 
 
 def cancel_in_the_middle(wire: Link, bytes_per_s: float, side: str) -> tuple[float, float, float]:

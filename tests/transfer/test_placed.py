@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.transfer.harness import DIGEST, SHORT, WAIT_S, Pair, PairMaker, make_pair, new_id
+from tests.transfer.harness import DIGEST, PATIENT, SHORT, WAIT_S, Pair, PairMaker, make_pair, new_id
 from tollbridge.errors import ProtocolError
 from tollbridge.transfer import nixl, shm
 from tollbridge.transfer.base import Reason
@@ -146,7 +146,7 @@ def test_a_payload_that_changes_under_way_fails_its_transfer_only(
 def test_credit_that_never_comes_ends_the_transfer(make_big: PairMaker, credit: CreditGate) -> None:
     pair = make_big(SHORT)
     transfer_id = start(pair)
-    assert credit.dry.wait(10)
+    assert credit.dry.wait(WAIT_S)
     sent, received = pair.ends(transfer_id)
     assert (sent.outcome, received.outcome) == ("failed", "failed")
     assert sent.reason in (Reason.STALLED, Reason.PEER_LOST)
@@ -158,7 +158,7 @@ def test_credit_that_never_comes_ends_the_transfer(make_big: PairMaker, credit: 
 def test_cancel_while_the_ring_is_full(make_big: PairMaker, credit: CreditGate, side: str) -> None:
     pair = make_big()
     transfer_id = start(pair)
-    assert credit.dry.wait(10)
+    assert credit.dry.wait(WAIT_S)
     if side == "prefill":
         pair.sender.cancel(transfer_id, "the client left")
         assert pair.sent.wait(transfer_id).reason == Reason.CANCELLED
@@ -187,7 +187,7 @@ def test_rewind_while_the_ring_is_full(make_big: PairMaker, credit: CreditGate) 
     pair = make_big()
     expected = pair.send_cache.slots.copy()
     transfer_id = start(pair)
-    assert credit.dry.wait(10)
+    assert credit.dry.wait(WAIT_S)
     pair.sender.rewind(transfer_id)
     pair.send_cache.slots[:] = np.roll(expected, 16, axis=1)  # block i's KV now lives in block i + 1
     credit.open(pair)
@@ -200,7 +200,7 @@ def test_rewind_while_the_ring_is_full(make_big: PairMaker, credit: CreditGate) 
 def test_close_while_the_ring_is_full(make_big: PairMaker, credit: CreditGate, closed: str) -> None:
     pair = make_big()
     transfer_id = start(pair)
-    assert credit.dry.wait(10)
+    assert credit.dry.wait(WAIT_S)
     (pair.sender if closed == "sender" else pair.receiver).close()
     sent, received = pair.ends(transfer_id)
     assert {sent.reason, received.reason} == {Reason.SHUTDOWN, Reason.PEER_LOST}
@@ -208,7 +208,7 @@ def test_close_while_the_ring_is_full(make_big: PairMaker, credit: CreditGate, c
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition that nobody tells of."""
-    deadline_s = time.monotonic() + 6 * WAIT_S  # another process starts first
+    deadline_s = time.monotonic() + 2 * WAIT_S  # another process starts first
     while not condition():
         assert time.monotonic() < deadline_s
         time.sleep(0.001)
@@ -245,7 +245,7 @@ def peer(role: str, medium: str) -> subprocess.Popen[bytes]:
 
 
 def test_prefill_is_killed_while_it_sends(make_big: PairMaker, ring_medium: str) -> None:
-    pair, transfer_id = make_big(SHORT), new_id()
+    pair, transfer_id = make_big(PATIENT), new_id()
     with peer("prefill", ring_medium) as process:
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -262,7 +262,7 @@ def test_prefill_is_killed_while_it_sends(make_big: PairMaker, ring_medium: str)
 
 
 def test_decode_is_killed_while_it_receives(make_big: PairMaker, ring_medium: str) -> None:
-    pair, transfer_id = make_big(SHORT), new_id()
+    pair, transfer_id = make_big(PATIENT), new_id()
     book = pair.sender._side._book  # type: ignore[attr-defined]
     pair.sender.register(transfer_id, digest=DIGEST, num_tokens=NUM_TOKENS)
     with peer("decode", ring_medium) as process:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.transfer.fake_device import DeviceMemory, FakeDevice
-from tests.transfer.harness import DIGEST, NUM_LAYERS, Pair, make_pair, new_id
+from tests.transfer.harness import DIGEST, NUM_LAYERS, WAIT_S, Pair, make_pair, new_id
 from tollbridge.errors import ConfigError
 from tollbridge.transfer.base import Reason
 from tollbridge.transfer.options import TransferOptions
@@ -217,9 +217,9 @@ def test_an_end_waits_for_the_last_scatter(rig: Rig) -> None:
     rig.pair.receive_cache.array[:] = 0
     rig.decode.hold_after(4)
     transfer_id = rig.start()
-    assert rig.decode.backlog.wait(10)
+    assert rig.decode.backlog.wait(WAIT_S)
     rig.pair.receiver.cancel(transfer_id, "the client left")
-    assert rig.decode.held_up.wait(10)  # the medium waits for its copies
+    assert rig.decode.held_up.wait(WAIT_S)  # the medium waits for its copies
     rig.pair.received.collect()
     assert transfer_id not in rig.pair.received.ends
     rig.decode.resume()
@@ -235,12 +235,12 @@ def test_a_rewind_waits_for_the_gathers(rig: Rig) -> None:
     expected = rig.pair.send_cache.slots.copy()
     rig.prefill.hold_after(6)
     transfer_id = rig.start()
-    assert rig.prefill.backlog.wait(10)
+    assert rig.prefill.backlog.wait(WAIT_S)
     rewinding = in_background(lambda: rig.pair.sender.rewind(transfer_id))
-    assert rig.prefill.held_up.wait(10)
+    assert rig.prefill.held_up.wait(WAIT_S)
     assert rewinding.is_alive()
     rig.prefill.resume()
-    rewinding.join(10)
+    rewinding.join(WAIT_S)
     rig.pair.send_cache.slots[:] = np.roll(expected, 16, axis=1)  # block i's KV now lives in block i + 1
     rig.pair.sender.publish(transfer_id, [*TABLE[1:], 0], NUM_TOKENS)
     assert rig.finish(transfer_id) == ["done", "done"]
@@ -251,7 +251,7 @@ def test_prefill_cancels_while_frames_are_staged(rig: Rig) -> None:
     rig.finish(rig.start())
     rig.prefill.hold_after(6)
     transfer_id = rig.start()
-    assert rig.prefill.backlog.wait(10)
+    assert rig.prefill.backlog.wait(WAIT_S)
     rig.pair.sender.cancel(transfer_id, "the client left")
     rig.pair.sent.collect()
     rig.prefill.resume()
@@ -276,7 +276,7 @@ def test_what_is_not_computed_yet_is_not_sent(rig: Rig) -> None:
     for layer in range(NUM_LAYERS):
         rig.prefill.issue(lambda layer=layer: rig.pair.send_cache.slots[layer].fill(layer + 1))  # the forward pass
         rig.pair.sender.publish(transfer_id, TABLE, NUM_TOKENS, layer=layer)
-    assert rig.prefill.held_up.wait(10)  # the gate waits; the engine's thread does not
+    assert rig.prefill.held_up.wait(WAIT_S)  # the gate waits; the engine's thread does not
     rig.prefill.resume()
     assert rig.finish(transfer_id) == ["done", "done"]
     assert [set(layer.reshape(-1)) for layer in rig.pair.receive_cache.slots] == [{1}, {2}, {3}]
@@ -303,11 +303,11 @@ def test_close_while_frames_are_staged(rig: Rig, side: str) -> None:
     device = rig.prefill if side == "sender" else rig.decode
     device.hold_after(5)
     transfer_id = rig.start()
-    assert device.backlog.wait(10)
+    assert device.backlog.wait(WAIT_S)
     closing = in_background((rig.pair.sender if side == "sender" else rig.pair.receiver).close)
-    assert device.held_up.wait(10)
+    assert device.held_up.wait(WAIT_S)
     device.resume()
-    closing.join(10)
+    closing.join(WAIT_S)
     assert not closing.is_alive()
     ends = rig.pair.ends(transfer_id)
     assert Reason.SHUTDOWN in {end.reason for end in ends}

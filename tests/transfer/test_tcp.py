@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +12,19 @@ import pytest
 
 from tests.support import kv_proxy
 from tests.support.kv_proxy import KvProxy
-from tests.transfer.harness import DIGEST, FINGERPRINT, SHORT, Cache, Mailbox, Pair, PairMaker, make_pair, new_id
+from tests.transfer.harness import (
+    DIGEST,
+    FINGERPRINT,
+    PATIENT,
+    SHORT,
+    WAIT_S,
+    Cache,
+    Mailbox,
+    Pair,
+    PairMaker,
+    make_pair,
+    new_id,
+)
 from tollbridge.errors import ConfigError, StartupError, TransferError
 from tollbridge.transfer.base import Reason
 from tollbridge.transfer.options import TransferOptions, is_loopback
@@ -163,7 +174,7 @@ class Midway:
         pair.sender.register(self.transfer_id, digest=DIGEST, num_tokens=BIG_TOKENS)
         pair.receiver.open(replace(pair.load(self.transfer_id, BIG_TABLE, BIG_TOKENS), host=host, port=port))
         pair.sender.publish(self.transfer_id, BIG_TABLE, BIG_TOKENS)
-        assert self.proxy.data_seen.wait(10)
+        assert self.proxy.data_seen.wait(WAIT_S)
 
     def _stall(self, frame: kv_proxy.Frame) -> list[bytes]:
         if frame.is_data and self.proxy.fault == self._stall:
@@ -253,7 +264,7 @@ def test_close_in_the_middle_of_a_frame(make_tcp: PairMaker, closed: str) -> Non
 
 
 def test_a_short_transfer_overtakes_a_long_one(make_tcp: PairMaker) -> None:
-    pair = make_big(make_tcp, bandwidth_cap_bytes_per_s=30e6)
+    pair = make_big(make_tcp, bandwidth_cap_bytes_per_s=3e6)  # seventeen seconds for the long one
     long_id, short_id = new_id(), new_id()
     pair.sender.register(long_id, digest=DIGEST, num_tokens=BIG_TOKENS)
     pair.sender.publish(long_id, BIG_TABLE, BIG_TOKENS)
@@ -287,7 +298,7 @@ def test_the_engine_is_told_from_any_thread(make_tcp: PairMaker) -> None:
     pair.receiver.open(pair.load(transfer_id, TABLE, 100))
     pair.sender.register(transfer_id, digest=DIGEST, num_tokens=100)
     pair.sender.publish(transfer_id, TABLE, 100)
-    assert told.wait(10)
+    assert told.wait(WAIT_S)
     assert [end.transfer_id for end in pair.receiver.poll()] == [transfer_id]
 
 
@@ -307,7 +318,7 @@ for line in sys.stdin:
 
 
 def test_prefill_in_another_process_is_killed(make_tcp: PairMaker) -> None:
-    pair = make_tcp(SHORT)
+    pair = make_tcp(PATIENT)
     with subprocess.Popen([sys.executable, "-c", PREFILL], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
         port = int(process.stdout.readline())
@@ -319,10 +330,8 @@ def test_prefill_in_another_process_is_killed(make_tcp: PairMaker) -> None:
         assert pair.received.wait(whole).outcome == "done"
         assert np.array_equal(pair.send_cache.tokens(TABLE, 0, 100), pair.receive_cache.tokens(TABLE, 0, 100))
         process.kill()
-        killed_s = time.monotonic()
         received = pair.received.wait(half)
         assert (received.outcome, received.reason) == ("failed", Reason.PEER_LOST)
-        assert time.monotonic() - killed_s < 5
 
 
 def test_a_bug_in_the_io_thread_ends_everything(make_tcp: PairMaker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,9 +351,9 @@ def test_goodput_of_the_link(make_tcp: PairMaker) -> None:
     pair.sender.publish(transfer_id, BIG_TABLE, BIG_TOKENS)
     assert pair.sender.statistics().goodput_bytes_per_s == 0
     pair.receiver.open(pair.load(transfer_id, BIG_TABLE, BIG_TOKENS))
-    assert [end.outcome for end in pair.ends(transfer_id)] == ["done", "done"]
-    assert pair.sender.statistics().goodput_bytes_per_s > 10e6
-    assert pair.receiver.statistics().goodput_bytes_per_s > 10e6
+    for side, end in zip((pair.sender, pair.receiver), pair.ends(transfer_id), strict=True):
+        assert end.outcome == "done"
+        assert side.statistics().goodput_bytes_per_s > 0.5 * end.payload_bytes / end.total_s
 
 
 def test_is_loopback() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import trustme
 
-from tests.transfer.harness import DIGEST, FINGERPRINT, NUM_LAYERS, SHORT, Cache, Pair, PairMaker, new_id
+from tests.transfer.harness import DIGEST, FINGERPRINT, NUM_LAYERS, SHORT, WAIT_S, Cache, Pair, PairMaker, new_id
 from tests.transfer.tls_files import make_tls
 from tollbridge.errors import ConfigError
 from tollbridge.transfer.base import Reason, TransferEnd
@@ -101,7 +101,7 @@ def test_no_certificate_opens_nothing(make_tls_pair: PairMaker, files: tuple[Tls
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with (
-        socket.create_connection(pair.sender.address, timeout=10) as raw,
+        socket.create_connection(pair.sender.address, timeout=WAIT_S) as raw,
         pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"),
         context.wrap_socket(raw) as wrapped,
     ):
@@ -114,7 +114,7 @@ def test_tls_12_is_refused(make_tls_pair: PairMaker, files: tuple[TlsFiles, TlsF
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.maximum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(files[1].cert, files[1].key)
-    with socket.create_connection(pair.sender.address, timeout=10) as raw, pytest.raises(ssl.SSLError):
+    with socket.create_connection(pair.sender.address, timeout=WAIT_S) as raw, pytest.raises(ssl.SSLError):
         context.wrap_socket(raw)
 
 

@@ -25,10 +25,10 @@ NUM_TOKENS, NUM_BLOCKS, TOKEN_BYTES = 64, 16, 32
 FIRST_TOKEN = 16
 OPTIONS = TransferOptions(
     heartbeat_s=0.05,
-    progress_timeout_s=0.5,
-    unknown_timeout_s=0.3,
-    open_timeout_s=0.4,
-    handshake_timeout_s=1.0,
+    progress_timeout_s=2.0,
+    unknown_timeout_s=1.5,
+    open_timeout_s=1.5,
+    handshake_timeout_s=20.0,
     min_frame_bytes=256,
     max_frame_bytes=512,
 )
