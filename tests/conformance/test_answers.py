@@ -15,7 +15,7 @@ from tests.conformance.targets import Target
 from tests.support.stack import get
 from tollbridge.wire import sse
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/inference/v1/generate"
 USER = {"role": "user", "content": "What is a toll?"}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conformance.targets import Target
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 MESSAGES: list[Any] = [{"role": "user", "content": "Say something about bridges."}]
 

@@ -9,7 +9,7 @@ import pytest
 from tests.conformance.differences import CHAT, DIFFERENCES, DOCUMENT, TEXT, Difference, written
 from tests.conformance.targets import Target
 
-SERVERS = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+SERVERS = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 USER = {"role": "user", "content": "What is a toll?"}
 TOOL = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 

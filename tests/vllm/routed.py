@@ -17,8 +17,15 @@ from tollbridge.router.limits import Limits
 from tollbridge.router.main import listening
 from tollbridge.wire import sse
 
-READY_S = 120.0
-PATIENT = Limits(check_timeout_s=10.0)  # a health check that is late on a busy machine is no reason to serve alone
+READY_S = 600.0
+# What is late on a busy machine is no reason to serve alone, or by text instead of tokens.
+PATIENT = Limits(
+    connect_timeout_s=60.0,
+    check_timeout_s=60.0,
+    tokenize_timeout_s=60.0,
+    detokenize_timeout_s=60.0,
+    prefill_grace_s=10.0,
+)
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from tollbridge.bench.session import Options
 from tollbridge.bench.vllm_worker import PYTHON_VARIABLE, find_vllm
 from tollbridge.report.document import Document
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 async def run(
@@ -73,6 +73,6 @@ async def test_a_server_that_the_bench_starts_ends_with_its_supervisor_even_if_t
         supervisor = server.parent()
         assert len(family) > 1 and supervisor is not None and "worker" in supervisor.cmdline()
         supervisor.kill()
-        _, left = psutil.wait_procs(family, timeout=120)
+        _, left = psutil.wait_procs(family, timeout=600)
     assert not [each for each in left if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
     assert result["cells"]["load"]["figures"]["one"]["queue_mean_ms"] >= 0  # by vLLM's own histogram

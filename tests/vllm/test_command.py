@@ -18,7 +18,7 @@ from tests.support.processes import group, wait_gone
 from tests.vllm.pair import PYTHON, ROOT, SECRET, START_S
 from tollbridge.wire.ready import Ready
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 FLAGS = ["--skip-tokenizer-init", "--dtype", "float32", "--enforce-eager", "--max-model-len", "2048"]
 
@@ -54,7 +54,7 @@ class Worker:
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(60)
+            return self.process.wait(180)
         finally:
             self.process.kill()
             assert self.process.stdout is not None

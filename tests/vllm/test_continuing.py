@@ -11,11 +11,12 @@ import pytest
 
 from tests.support.cut_proxy import cut_proxy
 from tests.vllm.pair import SECRET, Pair, prompt
+from tests.vllm.routed import PATIENT, both_ready
 from tollbridge.config.cluster import ClusterConfig, RouterConfig, WorkerConfig
 from tollbridge.router.main import listening
 from tollbridge.wire import sse
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 NUM_TOKENS = 40
 
@@ -51,7 +52,8 @@ async def test_a_split_stream_survives_its_decode_worker(pair: Pair, events: int
             WorkerConfig(name="d", prefer="decode", engine="vllm", url=proxy.url, kv=f"127.0.0.1:{pair.d.kv_port}"),
         ]
         cluster = ClusterConfig(router=RouterConfig(port=0, policy="split"), workers=workers)
-        async with listening(cluster, SECRET.encode()) as url:
+        async with listening(cluster, SECRET.encode(), limits=PATIENT) as url:
+            await both_ready(session, url)
             got, got_usage, name = await said(session, url, body(text))
             async with session.get(f"{url}/decisions/{name}") as answer:
                 record = await answer.json()

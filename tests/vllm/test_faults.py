@@ -21,20 +21,20 @@ import pytest
 
 from tests.vllm.pair import Pair, Server, outcome, prompt, report, tokens
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 BLOCK = 32
 NUM_BLOCKS = 72  # of the prefill worker; vLLM keeps one to itself
 LONG = 1200  # tokens: 150 steps of prefill, 2.4 MB of KV
 LONGEST = 1900  # 4 MB: still on its way when a worker is stopped, however busy the machine is
-WAIT_S = 10.0
+WAIT_S = 15.0
 DEADLINES = {
     "heartbeat_s": 0.5,
     "progress_timeout_s": WAIT_S,
     "unknown_timeout_s": WAIT_S,
-    "open_timeout_s": 1.5 * WAIT_S,
+    "open_timeout_s": 3 * WAIT_S,  # on a busy machine decode comes after prompts that take some seconds each
+    "handshake_timeout_s": WAIT_S,
 }
-IDLE_S = 60.0  # until the last deadline is over, and its end was told
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ async def test_slow_link(pair: Pair) -> None:
         decode = await answer
     assert tokens(decode) == await pair.local(text)
     assert report(decode)["transfer"]["num_frames"] > 8  # layer by layer, chunk by chunk
-    assert await pair.idle(within_s=IDLE_S)
+    assert await pair.idle()
 
 
 async def test_decode_leaves_before_prefill_comes(pair: Pair) -> None:
@@ -91,10 +91,10 @@ async def test_decode_leaves_before_prefill_comes(pair: Pair) -> None:
     before = await pair.sends("cancelled")
     async with leg(pair, "decode", text, key) as decode:
         await pair.parked(decode)
-    assert await pair.idle(pair.d, within_s=IDLE_S)
+    assert await pair.idle(pair.d)
     await pair.complete(pair.p, text, 1, pair.params("prefill", key))
-    assert await pair.idle(pair.p, within_s=IDLE_S)
-    assert await pair.sends("cancelled") == before + 1  # told by decode, not by the deadline
+    assert await pair.idle(pair.p)
+    await pair.sends_become(before + 1, "cancelled")  # told by decode, not by the deadline
 
 
 async def test_the_other_leg_never_comes(pair: Pair) -> None:
@@ -105,15 +105,15 @@ async def test_the_other_leg_never_comes(pair: Pair) -> None:
     _, answer = await asyncio.gather(prefill, decode)
     assert outcome(answer) == "unknown_transfer"
     assert tokens(answer) == await pair.local(text)
-    assert await pair.idle(within_s=IDLE_S)
+    assert await pair.idle()
 
 
 async def test_the_router_releases_what_decode_never_asks_for(pair: Pair) -> None:
     before, text, key = await pair.sends("cancelled"), prompt(300, seed=17), secrets.token_hex(16)
     await pair.complete(pair.p, text, 1, pair.params("prefill", key))
     await pair.release(key)
-    assert await pair.idle(pair.p, within_s=IDLE_S)
-    assert await pair.sends("cancelled") == before + 1  # and not failed by the deadline
+    assert await pair.idle(pair.p)
+    await pair.sends_become(before + 1, "cancelled")  # and not failed by the deadline
     decode = await pair.complete(pair.d, text, 12, pair.params("decode", key))
     assert outcome(decode) == "peer_cancelled"
     assert tokens(decode) == await pair.local(text)
@@ -129,8 +129,8 @@ async def test_pinned_blocks_have_a_bound(pair: Pair) -> None:
     answers = await asyncio.gather(*loads)
     assert [outcome(decode) for decode in answers] == ["done", "done", "pinned_bound"]
     assert [tokens(decode) for decode in answers] == [await pair.local(text) for text in texts]
-    assert await pair.idle(within_s=IDLE_S)
-    assert await pair.metric(pair.p, "vllm:tollbridge_pinned_blocks") == 0
+    assert await pair.idle()
+    await pair.becomes(0, pair.p, "vllm:tollbridge_pinned_blocks")
 
 
 async def test_a_request_that_starves_gets_pinned_blocks(pair: Pair) -> None:
@@ -141,10 +141,9 @@ async def test_a_request_that_starves_gets_pinned_blocks(pair: Pair) -> None:
     big = prompt(48 * BLOCK - 20, seed=32)
     before = await pair.metric(pair.p, "vllm:tollbridge_failures_total", side="send", reason="pinned_bound")
     assert tokens(await pair.complete(pair.p, big, 12)) == await pair.local(big)
-    after = await pair.metric(pair.p, "vllm:tollbridge_failures_total", side="send", reason="pinned_bound")
-    assert after == before + 1
+    await pair.becomes(before + 1, pair.p, "vllm:tollbridge_failures_total", side="send", reason="pinned_bound")
     await pair.release(keys[0])
-    assert await pair.idle(within_s=IDLE_S)
+    assert await pair.idle()
 
 
 @pytest.mark.parametrize("after_s", [0.05, 0.3, 0.9])
@@ -155,7 +154,7 @@ async def test_decode_leaves_while_loading(pair: Pair, after_s: float) -> None:
             await asyncio.sleep(after_s)
         await prefill
     # decode may have left before its engine knew of it: then prefill can only wait for the deadline
-    assert await pair.idle(within_s=IDLE_S)
+    assert await pair.idle()
 
 
 async def test_prefill_leaves_while_it_computes(pair: Pair) -> None:
@@ -168,7 +167,7 @@ async def test_prefill_leaves_while_it_computes(pair: Pair) -> None:
                 await pair.moving(decode)
             answer = await decode
         assert tokens(answer) == await pair.local(text)
-        assert await pair.idle(within_s=IDLE_S)
+        assert await pair.idle()
         if outcome(answer) != "done":
             assert report(answer)["computed_tokens"] == LONGEST
             return
@@ -179,21 +178,27 @@ async def test_prefill_is_preempted(pair: Pair) -> None:
     """Local requests on P outgrow its small cache, so the send, which came last, loses its blocks and starts over.
 
     71 blocks: four locals begin with 13 each, and the send is admitted with 15 more. At 8 tokens a step it takes 56
-    steps; long before that the locals need a 14th and a 15th block each.
+    steps; long before that the locals need a 14th and a 15th block each. Where the send comes so late that they have
+    ended, once more.
     """
     before = await pair.metric(pair.p, "vllm:num_preemptions_total")
-    text, key = prompt(450, seed=7), secrets.token_hex(16)
-    async with leg(pair, "decode", text, key) as task:
-        await pair.parked(task)
-        locals_ = [asyncio.create_task(pair.complete(pair.p, prompt(408, seed=index), 120)) for index in range(4)]
-        await asyncio.sleep(0.05)
-        async with leg(pair, "prefill", text, key):
-            decode = await task
-    await asyncio.gather(*locals_)
-    assert await pair.metric(pair.p, "vllm:num_preemptions_total") > before
-    assert tokens(decode) == await pair.local(text)
-    assert outcome(decode) == "done"
-    assert await pair.idle(within_s=IDLE_S)
+    for seed in range(70, 76):
+        text, key = prompt(450, seed), secrets.token_hex(16)
+        async with leg(pair, "decode", text, key) as task:
+            await pair.parked(task)
+            texts = [prompt(408, 4 * seed + index) for index in range(4)]
+            locals_ = [asyncio.create_task(pair.complete(pair.p, each, 120)) for each in texts]
+            while await pair.metric(pair.p, "vllm:num_requests_running") < 4 and not any(t.done() for t in locals_):
+                await asyncio.sleep(0.01)
+            async with leg(pair, "prefill", text, key):
+                decode = await task
+        await asyncio.gather(*locals_)
+        assert tokens(decode) == await pair.local(text)
+        assert outcome(decode) == "done"
+        assert await pair.idle()
+        if await pair.metric(pair.p, "vllm:num_preemptions_total") > before:
+            return
+    raise AssertionError("prefill had room for all")
 
 
 async def test_clients_that_leave_at_random(pair: Pair) -> None:
@@ -216,7 +221,7 @@ async def test_clients_that_leave_at_random(pair: Pair) -> None:
             assert tokens(decode) == await pair.local(text)
 
     await asyncio.gather(*(one(index) for index in range(24)))
-    assert await pair.idle(within_s=IDLE_S)
+    assert await pair.idle()
     await works(pair, seed=9)
 
 
@@ -235,7 +240,7 @@ async def test_prefill_freezes(pair: Pair) -> None:
             os.killpg(group, signal.SIGCONT)
     assert outcome(answer) == "stalled"
     assert tokens(answer) == await pair.local(text)
-    assert await pair.idle(within_s=IDLE_S)
+    assert await pair.idle()
     await works(pair, seed=11)
 
 
@@ -250,7 +255,7 @@ async def test_prefill_dies_and_comes_back(pair: Pair) -> None:
     assert outcome(answer) == "peer_lost"
     assert tokens(answer) == await pair.local(text)
     assert tokens(await bystander) == await pair.local(other)
-    assert await pair.idle(pair.d, within_s=IDLE_S)
+    assert await pair.idle(pair.d)
     pair.p.start()
     await asyncio.to_thread(pair.p.wait_ready)
     await pair.complete(pair.p, other, 1)  # the first request after a start is slow
@@ -264,4 +269,4 @@ async def test_decode_dies_while_loading(pair: Pair) -> None:
         pair.d.stop(signal.SIGKILL)
         await asyncio.wait([decode])
         await prefill
-    assert await pair.idle(pair.p, within_s=IDLE_S)
+    assert await pair.idle(pair.p)

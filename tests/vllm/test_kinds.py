@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tests.vllm.conftest import Models
-from tests.vllm.pair import Pair, Server, outcome, prompt, report, tokens
+from tests.vllm.pair import PATIENT, Pair, Server, outcome, prompt, report, tokens
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SHORT = ("--max-model-len", "2048", "--max-num-batched-tokens", "500")
 WHOLE = ("--max-model-len", "2048", "--max-num-batched-tokens", "2048")  # that kernel takes no prompt in pieces
@@ -45,7 +45,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 @pytest.fixture(scope="module")
 def pair(kind: Kind, models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("kinds")
-    p, d = (Server(name, models(kind.model), folder, kind.args, tokenizer=True) for name in "pd")
+    p, d = (Server(name, models(kind.model), folder, kind.args, dict(PATIENT), tokenizer=True) for name in "pd")
     with Pair(p, d).running() as pair:
         yield pair
 
