@@ -57,8 +57,8 @@ async def run(module: Any, settings: Any, arms: list[Arm], out: Path) -> tuple[D
 
 
 async def test_interference_finds_whose_gaps_are_longer(pair: Pair, tmp_path: Path) -> None:
-    pair[0].gap_s, pair[1].gap_s = 0.005, 0.03
-    pair[0].ttft_s, pair[1].ttft_s = 0.04, 0.1
+    pair[0].gap_s, pair[1].gap_s = 0.005, 0.06
+    pair[0].ttft_s, pair[1].ttft_s = 0.04, 0.15
     settings = interference.Settings(streams=2, long_tokens=64, arrivals=1, blocks=3, load=0.3)
     document, result = await run(interference, settings, arms_of(pair), tmp_path)
     over = result["cells"]["interference"]["over_baseline"]["slow"]
@@ -82,6 +82,7 @@ async def test_length_sweep_of_a_single_arm_has_a_report(pair: Pair, tmp_path: P
 
 
 async def test_load_in_an_open_and_in_a_closed_loop(pair: Pair, tmp_path: Path) -> None:
+    pair[1].ttft_s = 0.1
     for name, settings in {
         "open": load.Settings(rate=40, duration=0.5, prompt_tokens=4, output_tokens=2, blocks=3),
         "closed": load.Settings(requests=8, prompt_tokens=4, output_tokens=2, blocks=3),

@@ -37,7 +37,7 @@ class Kept:
         return self.stack.statistics()[name].pid
 
     async def until(self, words: str) -> str:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while words not in (sentence := await self.sentences.get()):
                 pass
         return sentence
@@ -81,7 +81,7 @@ async def test_a_crash_loop_is_bounded_and_the_others_serve_on(monkeypatch: pyte
         assert not k.end.done()
         monkeypatch.setitem(k.stack._environ, "STUB_FAIL", "p0=3")  # type: ignore[arg-type]
         os.kill(k.pid("p0"), signal.SIGKILL)
-        error = await asyncio.wait_for(k.end, 30)
+        error = await asyncio.wait_for(k.end, 120)
         assert error.message == "p0 ended with exit code 3; it last said: p0 cannot start"
         assert error.exit_code == 3
         assert k.keeper.statistics() == {"p0": 1, "d0": 2, "router": 0}
@@ -93,7 +93,7 @@ async def test_without_its_router_a_stack_is_over() -> None:
             os.kill(k.pid("router"), signal.SIGKILL)
             await k.until("router is ready again")
         os.kill(k.pid("router"), signal.SIGKILL)
-        assert "router was ended by signal 9" in (await asyncio.wait_for(k.end, 30)).message
+        assert "router was ended by signal 9" in (await asyncio.wait_for(k.end, 120)).message
 
 
 async def test_whoever_leaves_while_a_child_is_down_leaves_nothing(stub_folder: Path) -> None:

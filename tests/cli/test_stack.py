@@ -99,14 +99,14 @@ async def test_a_worker_that_dies_while_the_router_starts_is_the_one_named(monke
     monkeypatch.setenv("STUB_DIE", "d0=9")
     monkeypatch.setenv("STUB_HANG", "router")  # it kills d0 instead of becoming ready
     with pytest.raises(ChildError, match=r"^d0 ended with exit code 9"):
-        await asyncio.wait_for(_enter(stub_stack()), 30)
+        await asyncio.wait_for(_enter(stub_stack()), 120)
 
 
 async def test_a_death_later_is_told_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STUB_DIE", "p0=7")
     async with stub_stack() as stack:
         os.kill(stack.statistics()["p0"].pid, signal.SIGUSR1)
-        error = await asyncio.wait_for(stack.wait_death(), 30)
+        error = await asyncio.wait_for(stack.wait_death(), 120)
     assert error.message.startswith("p0 ended with exit code 7")
     assert error.exit_code == 1
 

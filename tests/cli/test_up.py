@@ -27,7 +27,6 @@ from tollbridge.cli.up import check_port_free, program
 from tollbridge.config.cluster import RouterConfig
 from tollbridge.errors import StartupError
 
-pytestmark = pytest.mark.timeout(240)
 CLUSTER = """
 engine: {kv_cache_mib: 32, threads: 1, max_num_batched_tokens: 128}
 workers: [{name: p0, prefer: prefill}, {name: d0, prefer: decode}]
@@ -109,7 +108,7 @@ def test_serve_both_ways_chat_and_ctrl_c(cluster_file: Path, environ: dict[str, 
         )  # fmt: skip
         pids = children(up)
         up.send_signal(signal.SIGINT)
-        assert up.wait(60) == 130, cluster_file.with_suffix(".log").read_text()
+        assert up.wait(180) == 130, cluster_file.with_suffix(".log").read_text()
     split, local = answers["split"].record, answers["local"].record
     assert split is not None
     assert local is not None
@@ -135,7 +134,7 @@ def test_a_killed_worker_comes_back_and_a_drain_lets_a_stream_finish(
             up.send_signal(signal.SIGTERM)
             _wait(lambda: _health(base) == 503)
             assert stream.read().endswith(b"data: [DONE]\n\n")
-        assert up.wait(60) == 0, cluster_file.with_suffix(".log").read_text()
+        assert up.wait(180) == 0, cluster_file.with_suffix(".log").read_text()
     split = answers["split"].record
     assert split is not None
     assert (split.decision.choice, split.happened.split_verified) == ("split", True), split
@@ -148,7 +147,7 @@ def test_a_killed_worker_comes_back_and_a_drain_lets_a_stream_finish(
 
 
 def _streaming(url: str) -> http.client.HTTPResponse:
-    body = {"prompt": list(range(10, 60)), "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    body = {"prompt": list(range(10, 60)), "max_tokens": 800, "ignore_eos": True, "stream": True}
     request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode())
     request.add_header("content-type", "application/json")
     return cast(http.client.HTTPResponse, urllib.request.urlopen(request, timeout=60))
@@ -156,7 +155,7 @@ def _streaming(url: str) -> http.client.HTTPResponse:
 
 def _health(url: str) -> int:
     try:
-        with urllib.request.urlopen(f"{url}/health", timeout=10) as answer:
+        with urllib.request.urlopen(f"{url}/health", timeout=60) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -164,13 +163,13 @@ def _health(url: str) -> int:
 
 def _num_returns(url: str, name: str) -> int:
     """Return how often the router saw the worker become ready."""
-    with urllib.request.urlopen(f"{url}/fleet", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/fleet", timeout=60) as answer:
         workers = json.load(answer)["workers"]
     return next(int(worker["num_returns"]) for worker in workers if worker["name"] == name)
 
 
 def _wait(condition: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 60
+    until_s = time.monotonic() + 180
     while not condition():
         assert time.monotonic() < until_s
         time.sleep(0.05)

@@ -69,7 +69,7 @@ def test_ready_line_and_sigterm(tmp_path: Path) -> None:
     assert "VLLM_PORT" not in child["environ"]
     assert child["environ"]["TOLLBRIDGE_SECRET"] == SECRET
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0
     assert out == ""
     assert "a line of vLLM's own log" in err
@@ -80,7 +80,7 @@ def test_ready_line_and_sigterm(tmp_path: Path) -> None:
 
 def test_failed_start_tells_the_cause_and_not_the_consequence(tmp_path: Path) -> None:
     process = start(tmp_path, fake(tmp_path, failure="ValueError: the model needs 3 GiB of KV cache"), "some/model")
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 3
     assert err.splitlines()[-1] == ("tollbridge: vLLM did not start: the model needs 3 GiB of KV cache (ValueError)")
 
@@ -93,7 +93,7 @@ def test_one_that_ends_without_a_word_is_one_sentence(tmp_path: Path) -> None:
     )
     python.chmod(0o755)
     process = start(tmp_path, str(python), "some/model")
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 3
     assert err.splitlines()[-1] == "tollbridge: vLLM was ended by signal 9 (Killed), and it said nothing."
 
@@ -104,7 +104,7 @@ def test_advice_in_the_log_is_no_cause_and_pydantic_has_its_own_on_the_next_line
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig\n"
         "  Value error, User-specified max_model_len (9) is too much. [type=value_error, input_value=ArgsKwargs()]"
     )
-    _, err = start(tmp_path, fake(tmp_path, failure=failure), "some/model").communicate(timeout=30)
+    _, err = start(tmp_path, fake(tmp_path, failure=failure), "some/model").communicate(timeout=120)
     assert err.splitlines()[-1] == (
         "tollbridge: vLLM did not start: Value error, User-specified max_model_len (9) is too much. (ValidationError)"
     )
@@ -114,7 +114,7 @@ def test_server_that_dies_later_is_no_failed_start(tmp_path: Path) -> None:
     process = start(tmp_path, fake(tmp_path), "some/model", "--port", "0")
     assert process.stdout is not None
     os.kill(json.loads(process.stdout.readline())["pid"], signal.SIGKILL)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "vLLM was ended by signal 9" in err
 

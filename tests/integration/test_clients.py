@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from tests.support.stack import Stack, get, post, running
+from tests.support.timing import TRIES
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_a_tool_that_must_be_called(client: openai.OpenAI, model: str) -> None:
     }
     tool: Any = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
     choice: Any = {"type": "function", "function": {"name": "weather"}}
-    asked: dict[str, Any] = {"model": model, "messages": MESSAGES, "tools": [tool], "tool_choice": choice}
+    asked: dict[str, Any] = {"model": model, "messages": MESSAGES, "tools": [tool], "tool_choice": choice, "seed": 1}
     whole = client.chat.completions.create(**asked, max_tokens=200).choices[0]
     (call,) = whole.message.tool_calls or ()
     assert call.type == "function"
@@ -160,9 +161,7 @@ def test_client_that_leaves_frees_everything(stack: Stack) -> None:
 
 
 def wait_idle(stack: Stack, name: str) -> None:
-    import time
-
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         status = json.loads(get(stack.worker_url(name) + "/tollbridge/status"))["engine"]
         busy = status["num_running"] + status["num_waiting"] + status["num_parked"] + status["num_pinned_blocks"]
@@ -174,9 +173,10 @@ def wait_idle(stack: Stack, name: str) -> None:
 
 @pytest.mark.parametrize("policy", ["local", "split"])
 def test_a_client_that_hangs_up_frees_the_engine_within_a_step(stack: Stack, policy: str) -> None:
-    """One step plus 100 ms; the best of three, since the machine may be busy."""
+    """One step plus 100 ms; the machine may be busy."""
     workers = [stack.worker_url(name) for name in ("p0", "d0")]
-    assert min(_hang_up(stack.url, workers, policy) for _ in range(3)) < 0.1 + STEP_S
+    taken_s = (_hang_up(stack.url, workers, policy) for _ in range(TRIES))
+    assert any(each_s < 0.1 + STEP_S for each_s in taken_s)
 
 
 STEP_S = 0.05  # of the tiny model: a few milliseconds, and what it takes to ask for the metrics
@@ -186,7 +186,7 @@ def _hang_up(url: str, workers: list[str], policy: str) -> float:
     """Return the seconds from a client's end in the middle of its stream until no engine runs anything."""
     body = json.dumps({"prompt": list(range(10, 60)), "max_tokens": 400, "ignore_eos": True, "stream": True}).encode()
     where = urlsplit(url)
-    with socket.create_connection((where.hostname, where.port), timeout=20) as client:
+    with socket.create_connection((where.hostname, where.port), timeout=120) as client:
         client.sendall(
             b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nx-tollbridge-policy: %b\r\nContent-Length: %d\r\n\r\n%b"
             % (policy.encode(), len(body), body)
@@ -197,7 +197,7 @@ def _hang_up(url: str, workers: list[str], policy: str) -> float:
         assert b"[DONE]" not in said
     start_s = time.monotonic()
     while any(_num_running(worker) for worker in workers):
-        assert time.monotonic() < start_s + 20
+        assert time.monotonic() < start_s + 120
     return time.monotonic() - start_s
 
 

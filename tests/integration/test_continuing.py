@@ -47,7 +47,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory, smollm2_dir: Path) -> Itera
 
 def events_of(url: str, body: bytes) -> list[bytes]:
     request = urllib.request.Request(url, body, {"content-type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as response:
+    with urllib.request.urlopen(request, timeout=600) as response:
         data = bytes(response.read())
     return [event + b"\n\n" for event in data.split(b"\n\n") if event]
 

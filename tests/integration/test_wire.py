@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-import secrets
 from pathlib import Path
 
 import pytest
 
 from tests.support.kv_proxy import corrupt_payload, forward, zero_payloads
 from tests.support.stack import Stack, complete, record, running
+from tests.support.timing import TRIES
 
 KAPPA = 4 * 2 * 2 * 16 * 4  # tiny model in float32: layers x (K, V) x KV heads x head size x bytes
 
@@ -21,10 +21,8 @@ def stack(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.fixture
-def rng() -> random.Random:
-    seed = secrets.randbits(32)
-    print(f"seed: {seed}")
-    return random.Random(seed)
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    return random.Random(request.node.name)
 
 
 def draw(rng: random.Random, n: int) -> list[int]:
@@ -87,15 +85,20 @@ def test_zeroed_kv_with_fitting_checksums_changes_the_answer(stack: Stack, rng: 
 
 
 def test_layers_leave_while_prefill_runs(stack: Stack, rng: random.Random) -> None:
-    """The first KV byte passes the proxy before prefill has finished its last chunk."""
-    answer = complete(stack, draw(rng, 1500), "split", max_tokens=2)
-    happened = record(stack, answer)["happened"]
-    transfer = happened["decode_report"]["transfer"]
-    prefill = happened["prefill_report"]
-    assert transfer["num_frames"] >= 4 * (1500 // 128)
-    # Had the KV left only after prefill, decode would have waited for at least the whole of it.
-    assert transfer.get("wait_s", 0.0) < 0.5 * prefill["prefill_s"]
-    assert transfer["wire_s"] > 0.4 * prefill["prefill_s"]
+    """The first KV byte passes the proxy before prefill has finished its last chunk.
+
+    Had the KV left only after prefill, decode would have waited for at least the whole of it, every time; a busy
+    machine holds it up now and then.
+    """
+    for _ in range(TRIES):
+        answer = complete(stack, draw(rng, 1500), "split", max_tokens=2)
+        happened = record(stack, answer)["happened"]
+        transfer = happened["decode_report"]["transfer"]
+        prefill_s = happened["prefill_report"]["prefill_s"]
+        assert transfer["num_frames"] >= 4 * (1500 // 128)
+        if transfer.get("wait_s", 0.0) < 0.5 * prefill_s and transfer["wire_s"] > 0.4 * prefill_s:
+            return
+    raise AssertionError(f"{transfer}, prefill {prefill_s} s")
 
 
 def test_peer_without_the_secret_gets_no_kv(stack: Stack, rng: random.Random) -> None:

@@ -38,13 +38,13 @@ def serving(secret: bytes = SECRET, host: str = "127.0.0.1") -> Iterator[Address
         yield server.address
     finally:
         server.close()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
 
 def heard(sock: socket.socket) -> bytes:
     """Return what comes before the end, however it ends."""
-    sock.settimeout(10)
+    sock.settimeout(60)
     data = b""
     with contextlib.suppress(ConnectionResetError):
         while piece := sock.recv(100):
@@ -118,7 +118,7 @@ def test_all_is_measured_on_loopback_without_a_secret() -> None:
         for streams, loaded in ((1, False), (2, False), (1 if how == "raw" else 2, True))
     }
     assert all(sample.bytes_per_s > 1e6 for sample in report.samples)
-    assert 0 < report.rtt_s < 0.1
+    assert 0 < report.rtt_s < 5.0
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +152,7 @@ def test_on_a_shaped_link_goodput_is_its_rate_both_ways(shaped: Link, tmp_path: 
         assert done.returncode == 0, done.stderr
     finally:
         server.terminate()
-        assert server.wait(20) == 0
+        assert server.wait(60) == 0
         server.stdout.close()
     links = read_calibration(out).links
     assert set(links) == {"a>b", "b>a"}

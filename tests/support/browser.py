@@ -36,7 +36,7 @@ class Watched:
         viewport = {"width": size[0], "height": size[1]}
         self.context = browser.new_context(viewport=viewport, color_scheme=scheme)  # type: ignore[arg-type]
         self.page: Page = self.context.new_page()
-        self.page.set_default_timeout(10_000)
+        self.page.set_default_timeout(60_000)
         self.complaints: list[str] = []
         self.page.on("console", lambda each: self._note(each.type, each.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))

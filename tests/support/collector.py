@@ -44,13 +44,13 @@ class Collector:
                 self.spans += [_seen(service, span) for scope in group.scope_spans for span in scope.spans]
             self._changed.notify_all()
 
-    def trace(self, trace_id: str, names: set[str], timeout_s: float = 15.0) -> list[Seen]:
-        """Return the spans of a trace once every name has arrived."""
+    def trace(self, trace_id: str, names: set[str], *, workers: int = 1, timeout_s: float = 60.0) -> list[Seen]:
+        """Return the spans of a trace once every name has arrived, and from so many workers."""
         deadline_s = time.monotonic() + timeout_s
         with self._changed:
             while True:
                 found = [span for span in self.spans if span.trace_id == trace_id]
-                if names <= {span.name for span in found}:
+                if names <= {span.name for span in found} and [s.name for s in found].count("worker") >= workers:
                     return found
                 left_s = deadline_s - time.monotonic()
                 assert left_s > 0, f"only {sorted(span.name for span in found)} came of {sorted(names)}"

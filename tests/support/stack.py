@@ -40,7 +40,7 @@ class Process:
         )
         self.ready: dict[str, Any] = {}
 
-    def wait_ready(self, timeout_s: float = 120.0) -> dict[str, Any]:
+    def wait_ready(self, timeout_s: float = 400.0) -> dict[str, Any]:
         watchdog = threading.Timer(timeout_s, self.popen.kill)
         watchdog.start()
         try:
@@ -57,10 +57,10 @@ class Process:
         if self.popen.poll() is None:
             self.popen.send_signal(signal.SIGTERM)
             try:
-                self.popen.wait(15)
+                self.popen.wait(60)
             except subprocess.TimeoutExpired:
                 self.popen.kill()
-                self.popen.wait(5)
+                self.popen.wait(60)
         assert self.popen.stdout is not None
         self.popen.stdout.close()
         self._log_file.close()
@@ -171,7 +171,7 @@ def running(stack: Stack) -> Iterator[Stack]:
 
 
 def get(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=30) as response:
+    with urllib.request.urlopen(url, timeout=120) as response:
         return bytes(response.read())
 
 
@@ -191,7 +191,7 @@ class Answer:
         return list(self.json["choices"][0]["token_ids"])
 
 
-def post(url: str, body: object, *, headers: dict[str, str] | None = None, timeout_s: float = 120) -> Answer:
+def post(url: str, body: object, *, headers: dict[str, str] | None = None, timeout_s: float = 600) -> Answer:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json", **(headers or {})})
     try:

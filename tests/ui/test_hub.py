@@ -23,10 +23,10 @@ class Ticks:
 
     async def tick(self) -> None:
         """Let the next picture be built, and return once it has been."""
-        await asyncio.wait_for(self.sleeping.wait(), 5)
+        await asyncio.wait_for(self.sleeping.wait(), 60)
         self.sleeping.clear()
         self._go.set()
-        await asyncio.wait_for(self.sleeping.wait(), 5)
+        await asyncio.wait_for(self.sleeping.wait(), 60)
 
 
 @asynccontextmanager

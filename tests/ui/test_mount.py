@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from tests.support.router_rig import PATIENCE_S, Rig, rig
+from tests.support.router_rig import PATIENCE_S, QUICK, Rig, rig
 from tests.support.stub_worker import Behaviour
 from tollbridge.ui import mount as module
 from tollbridge.ui.hub import Hub
@@ -166,9 +166,10 @@ async def test_a_viewer_that_does_not_read_is_dropped(monkeypatch: pytest.Monkey
 
 
 async def test_viewers_do_not_keep_a_router_from_stopping() -> None:
-    async with rig(extensions=PAGE) as r:
+    drain_s = 2 * PATIENCE_S
+    async with rig(extensions=PAGE, limits=msgspec.structs.replace(QUICK, drain_s=drain_s)) as r:
         response = await r.session.get(r.url + "/ui/events")
         await frames(response, 2)
         begun_s = time.monotonic()
     response.close()
-    assert time.monotonic() - begun_s < 1.5
+    assert time.monotonic() - begun_s < drain_s / 2
