@@ -112,7 +112,8 @@ class Server:
         index = launch.argv.index("--kv-transfer-config") + 1
         config = msgspec.json.decode(launch.argv[index])
         config.setdefault("kv_connector_extra_config", {}).update(self.transfer)
-        if self.media != "tollbridge":
+        nixl = self.media != "tollbridge"
+        if nixl:
             config["kv_connector_module_path"] = "tests.vllm.sleeping_nixl"
         launch.argv[index] = msgspec.json.encode(config).decode()
         environ = {
@@ -121,6 +122,7 @@ class Server:
             "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
             "VLLM_CPU_CI_ENV": "1",
             "HF_HUB_OFFLINE": "1",
+            **({"UCX_TLS": "tcp"} if nixl else {}),  # as where other tests of NIXL have run before, in this process
         }
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
