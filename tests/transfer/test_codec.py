@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support import kv_proxy
 from tests.support.kv_proxy import KvProxy
-from tests.transfer.harness import DIGEST, FINGERPRINT, NUM_LAYERS, SHORT, TOKEN_BYTES, Pair, PairMaker, new_id
+from tests.transfer.harness import DIGEST, FINGERPRINT, NUM_LAYERS, PATIENT, TOKEN_BYTES, Pair, PairMaker, new_id
 from tollbridge.errors import ConfigError
 from tollbridge.transfer.base import LoadRequest, Reason
 from tollbridge.transfer.codec import NUMBERS, Fp8Codec, maybe_codec
@@ -20,7 +22,7 @@ from tollbridge.transfer.options import TransferOptions
 
 HEADS, HEAD_SIZE = 2, 12  # of FINGERPRINT
 ROWS = 2 * HEADS
-FP8 = TransferOptions(codec="fp8")
+FP8 = replace(PATIENT, codec="fp8")
 TABLE = list(range(64))
 
 
@@ -200,7 +202,7 @@ def test_a_damaged_payload_never_reaches_the_cache(make_tcp: PairMaker) -> None:
 
 
 def test_a_frame_of_another_codec_costs_the_connection(make_tcp: PairMaker) -> None:
-    pair = make_tcp(SHORT)
+    pair = make_tcp(PATIENT)
     with KvProxy(pair.sender.address, fault=kv_proxy.rewrite_header(0, codec=1)) as proxy:
         received = pair.received.wait(start(pair, 100, address=proxy.address))
         assert received.reason == Reason.PROTOCOL

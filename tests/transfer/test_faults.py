@@ -157,7 +157,7 @@ def test_a_cut_while_prefill_computes(rig: Rig) -> None:
 
 def test_a_silent_network(make_tcp: PairMaker) -> None:
     """Nothing passes, nothing is closed: both sides give up by themselves, and the next transfer dials anew."""
-    rig = Rig(make_tcp(SHORT))
+    rig = Rig(make_tcp(replace(SHORT, progress_timeout_s=3.0)))  # and long enough for the next transfer
     with rig.proxy:
         transfer_id = rig.start(publish=100)
         assert rig.proxy.data_seen.wait(WAIT_S)

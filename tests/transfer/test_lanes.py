@@ -13,11 +13,10 @@ import pytest
 
 from tests.support import kv_proxy
 from tests.support.kv_proxy import KvProxy
-from tests.transfer.harness import DIGEST, FINGERPRINT, NUM_LAYERS, WAIT_S, Pair, PairMaker, new_id
+from tests.transfer.harness import DIGEST, FINGERPRINT, NUM_LAYERS, PATIENT, WAIT_S, Pair, PairMaker, new_id
 from tollbridge.transfer.base import Reason
 from tollbridge.transfer.frames import HEADER_BYTES, NO_TRANSFER, Kind, encode_control, parse_header
 from tollbridge.transfer.handshake import DialHandshake, Identity, Place
-from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.tcp import TcpReceiver, TcpSender
 
 STREAMS = 4
@@ -25,7 +24,7 @@ NUM_BLOCKS = 1024
 TABLE = list(range(NUM_BLOCKS))
 NUM_TOKENS = NUM_BLOCKS * 16
 TOKEN_BYTES = 512
-OPTIONS = TransferOptions(streams=STREAMS)
+OPTIONS = replace(PATIENT, streams=STREAMS)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -200,7 +199,7 @@ def test_a_lane_that_stays_silent_in_the_middle_of_a_frame(make_tcp: PairMaker) 
 
 @pytest.mark.parametrize(("prefill", "decode"), [(1, 4), (4, 1), (2, 5)])
 def test_the_sides_may_differ_in_streams(make_tcp: PairMaker, prefill: int, decode: int) -> None:
-    options = TransferOptions(streams=prefill), TransferOptions(streams=decode)
+    options = replace(PATIENT, streams=prefill), replace(PATIENT, streams=decode)
     rig = Rig(make_tcp(options[0], receive_options=options[1], num_blocks=NUM_BLOCKS, token_bytes=TOKEN_BYTES), decode)
     with rig.proxy:
         met = rig.meet()

@@ -108,7 +108,7 @@ def test_frames_fit_a_slot(make_big: PairMaker, monkeypatch: pytest.MonkeyPatch)
     """A ring that is smaller than what the options call the smallest frame."""
     for module in (shm, nixl):
         monkeypatch.setattr(module, "SLOT_BYTES", 40_000)
-    pair = make_big(TransferOptions(min_frame_bytes=1 << 20))
+    pair = make_big(replace(PATIENT, min_frame_bytes=1 << 20))
     transfer_id = start(pair)
     finish(pair, transfer_id)
     assert pair.ends(transfer_id)[0].num_frames > NUM_TOKENS * 3 * 1024 // 40_000
@@ -144,7 +144,7 @@ def test_a_payload_that_changes_under_way_fails_its_transfer_only(
 
 
 def test_credit_that_never_comes_ends_the_transfer(make_big: PairMaker, credit: CreditGate) -> None:
-    pair = make_big(SHORT)
+    pair = make_big(replace(SHORT, progress_timeout_s=3.0))  # and long enough for the next transfer
     transfer_id = start(pair)
     assert credit.dry.wait(WAIT_S)
     sent, received = pair.ends(transfer_id)

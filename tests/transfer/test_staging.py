@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,17 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.transfer.fake_device import DeviceMemory, FakeDevice
-from tests.transfer.harness import DIGEST, NUM_LAYERS, WAIT_S, Pair, make_pair, new_id
+from tests.transfer.harness import DIGEST, NUM_LAYERS, PATIENT, WAIT_S, Pair, make_pair, new_id
 from tollbridge.errors import ConfigError
 from tollbridge.transfer.base import Reason
-from tollbridge.transfer.options import TransferOptions
 from tollbridge.transfer.stage import PASSED, Span
 from tollbridge.transfer.staging import RingStage, granule_numbers, ring_shape
 
 NUM_BLOCKS = 64
 TABLE = list(range(NUM_BLOCKS))
 NUM_TOKENS = NUM_BLOCKS * 16
-SMALL = TransferOptions(min_frame_bytes=4096, max_frame_bytes=4096, ring_bytes=4 * 4096)
+SMALL = replace(PATIENT, min_frame_bytes=4096, max_frame_bytes=4096, ring_bytes=4 * 4096)
 BLOCK = 16
 KEY = bytes(16)
 

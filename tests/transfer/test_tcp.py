@@ -193,7 +193,7 @@ def test_a_network_that_takes_nothing_while_prefill_sends(make_tcp: PairMaker) -
 
 
 def make_big(make_tcp: PairMaker, **options: float) -> Pair:
-    return make_tcp(TransferOptions(**options), num_blocks=BIG_BLOCKS, token_bytes=1024)  # type: ignore[arg-type]
+    return make_tcp(replace(PATIENT, **options), num_blocks=BIG_BLOCKS, token_bytes=1024)  # type: ignore[arg-type]
 
 
 def test_prefill_cancels_in_the_middle_of_a_frame(make_tcp: PairMaker) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import trustme
 
-from tests.transfer.harness import DIGEST, FINGERPRINT, NUM_LAYERS, SHORT, WAIT_S, Cache, Pair, PairMaker, new_id
+from tests.transfer.harness import DIGEST, FINGERPRINT, NUM_LAYERS, PATIENT, WAIT_S, Cache, Pair, PairMaker, new_id
 from tests.transfer.tls_files import make_tls
 from tollbridge.errors import ConfigError
 from tollbridge.transfer.base import Reason, TransferEnd
@@ -42,7 +42,7 @@ def files(ca: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tls
 @pytest.fixture
 def make_tls_pair(make_tcp: PairMaker, files: tuple[TlsFiles, TlsFiles]) -> PairMaker:
     def build(
-        options: TransferOptions = SHORT, *, prefill: TlsFiles | None = files[0], decode: TlsFiles | None = files[1]
+        options: TransferOptions = PATIENT, *, prefill: TlsFiles | None = files[0], decode: TlsFiles | None = files[1]
     ) -> Pair:
         options = replace(options, secret=SECRET)
         return make_tcp(replace(options, tls=prefill), receive_options=replace(options, tls=decode), token_bytes=1024)
@@ -119,7 +119,7 @@ def test_tls_12_is_refused(make_tls_pair: PairMaker, files: tuple[TlsFiles, TlsF
 
 
 def test_a_certificate_without_the_secret_opens_nothing(make_tcp: PairMaker, files: tuple[TlsFiles, TlsFiles]) -> None:
-    options = replace(SHORT, tls=files[0], secret=SECRET)
+    options = replace(PATIENT, tls=files[0], secret=SECRET)
     pair = make_tcp(options, receive_options=replace(options, tls=files[1], secret=b"another"), token_bytes=1024)
     end = transfer(pair)
     assert end.reason == Reason.HANDSHAKE
