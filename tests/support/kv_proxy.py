@@ -13,7 +13,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ class CutError(Exception):
         self.last = last
 
 
-Fault = Callable[[Frame], list[bytes]]
+Fault = Callable[[Frame], Iterable[bytes]]
 
 
 def forward(frame: Frame) -> list[bytes]:

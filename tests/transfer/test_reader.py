@@ -17,10 +17,9 @@ from tollbridge.transfer.stage import NOWHERE, Landing
 MIB = 1024 * 1024
 
 
-class CoarseLanding:
-    batch_bytes = MIB
-
-    def __init__(self, size: int) -> None:
+class WholeLanding:
+    def __init__(self, size: int, batch_bytes: int) -> None:
+        self.batch_bytes = batch_bytes
         self.data = bytearray(size)
         self.buffers = (memoryview(self.data),)
         self.closed = False
@@ -33,7 +32,8 @@ class CoarseLanding:
 
 class Sink:
     def __init__(self) -> None:
-        self.landings: list[CoarseLanding] = []
+        self.landings: list[WholeLanding] = []
+        self.batch_bytes = MIB
         self.arrived: list[bytes] = []
         self.has_room = True
         self.wants = True
@@ -46,7 +46,7 @@ class Sink:
             return None
         if not self.wants:
             return NOWHERE
-        self.landings.append(CoarseLanding(header.payload_bytes))
+        self.landings.append(WholeLanding(header.payload_bytes, self.batch_bytes))
         return self.landings[-1]
 
     def data_moved(self, header: Header) -> None: ...
@@ -102,6 +102,20 @@ def test_a_large_payload_is_not_read_in_small_pieces(rig: Rig) -> None:
         if select.select([rig.channel.sock], [], [], 0)[0]:
             rig.reader.read(rig.channel, MIB)
     assert rig.sink.arrived == [bytes(3 * MIB)]
+
+
+def test_a_slow_link_does_not_wake_it_for_every_packet(rig: Rig) -> None:
+    rig.sink.batch_bytes = 256 * 1024
+    data = frame(b"x" * 100_000)
+    rig.there.sendall(data[: HEADER_BYTES + 1000])
+    assert rig.read() == HEADER_BYTES + 1000
+    rig.there.sendall(data[HEADER_BYTES + 1000 : 60_000])
+    assert select.select([rig.channel.sock], [], [], 0)[0] == []
+    rig.there.sendall(data[60_000:80_000])
+    rig.read()
+    rig.there.sendall(data[80_000:])
+    rig.read()
+    assert rig.sink.arrived == [b"x" * 100_000]
 
 
 def test_what_is_left_of_a_payload_is_enough(rig: Rig) -> None:

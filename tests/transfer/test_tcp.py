@@ -5,6 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+<<<<<<< HEAD
+=======
+import time
+from collections.abc import Iterator
+>>>>>>> 2695c8b (Decode is not woken for every packet of a payload: a slow link cost its engine a quarter of a core)
 from dataclasses import replace
 
 import numpy as np
@@ -27,6 +32,7 @@ from tests.transfer.harness import (
 )
 from tollbridge.errors import ConfigError, StartupError, TransferError
 from tollbridge.transfer.base import Reason
+from tollbridge.transfer.frames import HEADER_BYTES
 from tollbridge.transfer.options import TransferOptions, is_loopback
 from tollbridge.transfer.send_book import SendBook
 from tollbridge.transfer.tcp import TcpReceiver, TcpSender
@@ -261,6 +267,37 @@ def test_close_in_the_middle_of_a_frame(make_tcp: PairMaker, closed: str) -> Non
             midway.proxy.resume()
             assert pair.sent.wait(midway.transfer_id).reason == Reason.PEER_LOST
             assert not pair.receive_cache.array.any()
+
+
+def test_a_trickle_is_progress(make_tcp: PairMaker) -> None:
+    """Decode is not woken for a few bytes of a payload, and hears of them all the same."""
+    pair = make_big(make_tcp)
+    pieces, end = [threading.Event(), threading.Event()], HEADER_BYTES + 1000
+
+    def trickle(frame: kv_proxy.Frame) -> Iterator[bytes]:
+        if not frame.is_data:
+            yield frame.data
+            return
+        yield frame.data[:end]
+        pieces[0].wait(20)
+        yield frame.data[end : end + 1000]
+        pieces[1].wait(20)
+        yield frame.data[end + 1000 :]
+
+    with KvProxy(pair.sender.address, fault=trickle) as proxy:
+        transfer_id, (host, port) = new_id(), proxy.address
+        pair.sender.register(transfer_id, digest=DIGEST, num_tokens=BIG_TOKENS)
+        pair.receiver.open(replace(pair.load(transfer_id, BIG_TABLE, BIG_TOKENS), host=host, port=port))
+        pair.sender.publish(transfer_id, BIG_TABLE, BIG_TOKENS)
+        connections = pair.receiver._side.lanes.connections  # type: ignore[attr-defined]
+        pair.wait_until(lambda: any(each.in_frame for each in connections()))
+        first = next(each for each in connections() if each.in_frame)
+        pair.wait_until(lambda: first.channel._awaited_bytes > 1)
+        heard_s = first.heard_s
+        pieces[0].set()
+        pair.wait_until(lambda: first.heard_s > heard_s)
+        pieces[1].set()
+        assert [end.outcome for end in pair.ends(transfer_id)] == ["done", "done"]
 
 
 def test_a_short_transfer_overtakes_a_long_one(make_tcp: PairMaker) -> None:

@@ -301,6 +301,8 @@ class Switchboard:
             verdict = overdue(connection, self._options, now_s, busy=self._owner.busy(connection.pair))
             if verdict is not None:
                 self.drop(connection, verdict)
+            elif connection.in_frame:
+                self._handle(connection, selectors.EVENT_READ)  # what came is less than is awaited, and yet progress
         if self._index == 0:
             self._owner.tick()
 
