@@ -5,11 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-<<<<<<< HEAD
-=======
-import time
 from collections.abc import Iterator
->>>>>>> 2695c8b (Decode is not woken for every packet of a payload: a slow link cost its engine a quarter of a core)
 from dataclasses import replace
 
 import numpy as np
@@ -279,9 +275,9 @@ def test_a_trickle_is_progress(make_tcp: PairMaker) -> None:
             yield frame.data
             return
         yield frame.data[:end]
-        pieces[0].wait(20)
+        pieces[0].wait(WAIT_S)
         yield frame.data[end : end + 1000]
-        pieces[1].wait(20)
+        pieces[1].wait(WAIT_S)
         yield frame.data[end + 1000 :]
 
     with KvProxy(pair.sender.address, fault=trickle) as proxy:
