@@ -26,6 +26,7 @@ REPETITIONS = 3  # a smoke test takes one
 SPLIT_TOKENS = {"10": 64, "30": 128, "60": 256, "200": 512, "free": 640}  # about a second or two of wire
 SHORT_TOKENS = 24  # of a split that shows what a split takes beside prefill and wire
 BESIDE_TOKENS = 512
+SENDING_TOKENS = 896
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Measured:
     steps: list[tuple[int, float]]  # (streams, median gap)
     goodputs: dict[str, float]  # by link, bytes/s
     splits: dict[str, list[tuple[int, float]]]  # by link: (tokens, TTFT at the client) of a split alone
+    sending: list[tuple[float, float, float]]  # on the last link: (bytes/s of it, prefill alone, while its KV leaves)
     slower_beside: float  # what both engines take at once / one alone: two cores of one machine are not two machines
 
 
@@ -61,8 +63,9 @@ async def measure(link: Link, names: list[str], *, quick: bool = False) -> Measu
         for name in names:
             link.shape(cells.LINKS[name], burst="32kb", latency="100ms")
             goodputs[name], splits[name] = await meter.link(SPLIT_TOKENS[name])
+        sending = await meter.sending(goodputs[names[-1]])
         beside = await meter.beside()
-        return Measured(speed.token_s, speed.step_s, prefills, overheads, steps, goodputs, splits, beside)
+        return Measured(speed.token_s, speed.step_s, prefills, overheads, steps, goodputs, splits, sending, beside)
 
 
 class _Meter:
@@ -102,6 +105,16 @@ class _Meter:
                 each.ttft_s for each in await asyncio.gather(*(self._bench.ask(url, BESIDE_TOKENS, 2) for url in urls))
             ]
         return statistics.median(both) / statistics.median(alone)
+
+    async def sending(self, goodput_bytes_per_s: float) -> list[tuple[float, float, float]]:
+        """Return what a prefill takes alone and while its KV leaves, in turn: the I/O process shares the core."""
+        found = []
+        for _ in range(2 * self._repetitions - 1):
+            alone = await self._bench.ask(self._fleet.url("p0"), SENDING_TOKENS, 2)
+            split = await self._bench.ask(self._fleet.url("router"), SENDING_TOKENS, 2, policy="split")
+            with_s = float((await self._happened(split))["prefill_report"]["prefill_s"])
+            found.append((goodput_bytes_per_s, alone.ttft_s, with_s))
+        return found
 
     async def link(self, num_tokens: int) -> tuple[float, list[tuple[int, float]]]:
         """Return the goodput, from KV that prefill has cached, and the TTFT of short splits."""

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from benchmarks.accuracy.calibrate import SENDING_TOKENS
 from benchmarks.quality import cells
 from benchmarks.quality.cells import Cell
 from benchmarks.quality.drive import DRAIN_S
@@ -51,6 +52,7 @@ def _plain(measured: Mapping[str, Any], link: str, slower: float) -> Scenario:
             kv_cache_tokens=KV_CACHE_TOKENS,
             max_num_batched_tokens=EngineConfig().max_num_batched_tokens,
             max_num_seqs=EngineConfig().max_num_seqs,
+            io_s_per_byte=fit_io(measured["sending"]),
         ),
         fleet=[GroupSpec(count=1, prefer="prefill"), GroupSpec(count=1, prefer="decode")],
         network=NetworkSpec(nic_bytes_per_s=measured["goodputs"][link]),
@@ -77,6 +79,13 @@ def fit_decode(samples: Sequence[tuple[int, float]]) -> DecodeFit:
     rows = np.array([[1.0 / s, r / s] for r, s in samples])
     delta, rho = non_negative((rows.T @ rows).tolist(), rows.sum(axis=0).tolist())
     return DecodeFit(step_s=delta, per_decode_s=rho)
+
+
+def fit_io(samples: Sequence[tuple[float, float, float]]) -> float:
+    """Return what a byte of KV that leaves takes of the core that computes it: the median of what prefill lost."""
+    num_bytes = KV_BYTES_PER_TOKEN * SENDING_TOKENS
+    lost = [(with_s - alone_s) / min(num_bytes, rate * alone_s) for rate, alone_s, with_s in samples]
+    return max(0.0, statistics.median(lost))
 
 
 def _alone_s(made: Scenario, num_tokens: int) -> float:

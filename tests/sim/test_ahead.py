@@ -38,7 +38,9 @@ def state(simulation: Simulation) -> list[Any]:
     ]
 
 
-def busy(rate: float, cache_tokens: int, output: int, prefix: int, failures: list[FailureSpec]) -> Scenario:
+def busy(
+    rate: float, cache_tokens: int, output: int, prefix: int, failures: list[FailureSpec], io_s_per_byte: float = 0.0
+) -> Scenario:
     """A fleet of three whose caches are small, so that they evict and preempt."""
     kinds = [
         ClassSpec(
@@ -50,7 +52,9 @@ def busy(rate: float, cache_tokens: int, output: int, prefix: int, failures: lis
         ClassSpec(prompt_tokens=LengthSpec(median=40), output_tokens=LengthSpec(median=80)),
     ]
     return scenario(
-        engine=msgspec.structs.replace(ENGINE, kv_cache_tokens=cache_tokens, max_num_seqs=8),
+        engine=msgspec.structs.replace(
+            ENGINE, kv_cache_tokens=cache_tokens, max_num_seqs=8, io_s_per_byte=io_s_per_byte
+        ),
         fleet=[GroupSpec(count=1, prefer="prefill"), GroupSpec(count=2, prefer="decode")],
         network=NetworkSpec(nic_bytes_per_s=3e6, latency_s=1e-4),
         workload=WorkloadSpec(rate_per_s=rate, classes=kinds),
@@ -68,13 +72,23 @@ def busy(rate: float, cache_tokens: int, output: int, prefix: int, failures: lis
     output=st.integers(5, 90),
     prefix=st.sampled_from([0, 64]),
     dies=st.booleans(),
+    io_s_per_byte=st.sampled_from([0.0, 1e-7]),
 )
-@example(seed=65536, policy="adaptive", rate=10.7109375, cache_tokens=1040, output=63, prefix=64, dies=False)
+@example(
+    seed=65536,
+    policy="adaptive",
+    rate=10.7109375,
+    cache_tokens=1040,
+    output=63,
+    prefix=64,
+    dies=False,
+    io_s_per_byte=0.0,
+)
 def test_fast_forward_changes_nothing(
-    seed: int, policy: str, rate: float, cache_tokens: int, output: int, prefix: int, dies: bool
+    seed: int, policy: str, rate: float, cache_tokens: int, output: int, prefix: int, dies: bool, io_s_per_byte: float
 ) -> None:
     failures = [FailureSpec(worker="w1", at_s=2.5, down_s=1.0)] if dies else []
-    made = busy(rate, cache_tokens, output, prefix, failures)
+    made = busy(rate, cache_tokens, output, prefix, failures, io_s_per_byte)
     arrivals = synthetic(made.workload, made.duration_s, Random(seed))
     fast, fast_result = serve(made, arrivals, policy)
     slow, slow_result = serve(made, arrivals, policy, fast=False)

@@ -23,7 +23,15 @@ class Bench:
         self.network = Network(self.agenda, capacities)
         self.ends: dict[str, float] = {}
 
-    def send(self, name: str, path: tuple[str, ...], pieces: list[tuple[float, float]], *, at_s: float = 0.0) -> None:
+    def send(
+        self,
+        name: str,
+        path: tuple[str, ...],
+        pieces: list[tuple[float, float]],
+        *,
+        at_s: float = 0.0,
+        line: object = None,
+    ) -> None:
         """Open a flow at `at_s` with pieces (computed at, bytes of this piece)."""
 
         def start() -> None:
@@ -31,7 +39,7 @@ class Bench:
             for time_s, size in pieces:
                 total += size
                 cumulated.append((time_s, total))
-            flow = self.network.open(path, total, lambda: self.ends.__setitem__(name, self.agenda.now_s))
+            flow = self.network.open(path, total, lambda: self.ends.__setitem__(name, self.agenda.now_s), line=line)
             self.network.supply(flow, cumulated)
             self.network.check()
 
@@ -86,6 +94,36 @@ def test_a_flow_that_waits_for_prefill_leaves_its_share_to_others() -> None:
     assert bench.run() == {"slow": pytest.approx(12.0), "bulk": pytest.approx(12.0)}
 
 
+@pytest.mark.parametrize(
+    ("size", "ends"),
+    [(10.0, {"short": 5.0, "long": 11.0}), (30.0, {"long": 10.0, "short": 13.0})],
+    ids=["shorter", "age counts"],
+)
+def test_on_a_line_the_shortest_remainder_goes_first(size: float, ends: dict[str, float]) -> None:
+    """After 4 s 60 of 100 bytes are left, and 4 s of age are worth 40: a newcomer of less than 20 bytes is first."""
+    bench = Bench(link=10.0)
+    bench.send("long", ("link",), [(0.0, 100.0)], line="pair")
+    bench.send("short", ("link",), [(0.0, size)], at_s=4.0, line="pair")
+    assert bench.run() == {name: pytest.approx(end_s) for name, end_s in ends.items()}
+
+
+def test_on_a_line_a_gap_is_used_and_the_first_goes_on_when_it_can() -> None:
+    """The short one has 10 bytes at once and 10 at 3 s. The long one gets 2 s between them, and the rest after 4 s."""
+    bench = Bench(link=10.0)
+    bench.send("short", ("link",), [(0.0, 10.0), (3.0, 10.0)], line="pair")
+    bench.send("long", ("link",), [(0.0, 50.0)], line="pair")
+    assert bench.run() == {"short": pytest.approx(4.0), "long": pytest.approx(7.0)}
+
+
+def test_lines_share_whatever_is_on_them() -> None:
+    """Two of one line and one of another: 5/s for each line, so 20 bytes end at 4 s, 40 at 8 s, and 20 more at 10 s."""
+    bench = Bench(link=10.0)
+    bench.send("a", ("link",), [(0.0, 20.0)], line="pair")
+    bench.send("b", ("link",), [(0.0, 40.0)], line="pair")
+    bench.send("c", ("link",), [(0.0, 40.0)], line="other")
+    assert bench.run() == {"a": pytest.approx(4.0), "c": pytest.approx(8.0), "b": pytest.approx(10.0)}
+
+
 def test_what_is_withdrawn_is_sent_again() -> None:
     bench = Bench(link=10.0)
     network, agenda = bench.network, bench.agenda
@@ -115,9 +153,9 @@ def test_alone_a_flow_ends_as_the_recursion_says(gaps: list[tuple[float, float]]
     assert bench.run()["it"] == pytest.approx(last_arrival_s(pieces, rate), rel=1e-6, abs=1e-6)
 
 
-@given(flows=st.lists(st.tuples(st.floats(0.0, 5.0), PIECES), min_size=2, max_size=6))
+@given(flows=st.lists(st.tuples(st.floats(0.0, 5.0), PIECES), min_size=2, max_size=6), num_lines=st.integers(1, 6))
 def test_a_shared_link_is_never_idle_while_somebody_has_bytes(
-    flows: list[tuple[float, list[tuple[float, float]]]],
+    flows: list[tuple[float, list[tuple[float, float]]]], num_lines: int
 ) -> None:
     """Whatever the shares: the last end is that of one flow that has everybody's pieces."""
     bench, everything = Bench(link=1000.0), []
@@ -126,7 +164,7 @@ def test_a_shared_link_is_never_idle_while_somebody_has_bytes(
         for gap_s, size in gaps:
             now_s += gap_s
             pieces.append((now_s, size))
-        bench.send(str(index), ("link",), pieces, at_s=at_s)
+        bench.send(str(index), ("link",), pieces, at_s=at_s, line=index % num_lines)
         everything += pieces
     ends = bench.run()
     assert len(ends) == len(flows)

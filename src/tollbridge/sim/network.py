@@ -4,6 +4,10 @@ Each flow crosses a path of links (a NIC out, perhaps a switch, a NIC in). What 
 can have more without another, which has no more, having less (max-min, by progressive filling). A flow takes part
 while it has bytes to send; between two layers it may have none, and then others get its share.
 
+Flows of one *line*, a pair of workers, do not share: one of those that have bytes goes, as `transfer/send_book.py` has
+it. The shortest remainder is first, and a second of age counts as what the path carries in it. As all age alike, and
+only the one that goes gets shorter, who goes changes only when a flow comes, ends, runs dry or gets bytes again.
+
 Bytes become available by pieces (computed at a_k), so with a constant rate a flow ends at f_K of the recursion f_k =
 max(f_{k-1}, a_k) + b_k/B, exactly; when rates change, what was sent so far is carried on. Only flows that share links,
 directly or through others, are looked at when one of them changes.
@@ -24,11 +28,16 @@ class Flow:
     """One transfer. `total` bytes end it; pieces may be supplied as they become known."""
 
     __slots__ = (
-        "_available", "_now_s", "_pieces", "_rate", "_version", "first_byte_s", "on_end", "path", "sent", "total",
+        "_available", "_now_s", "_pieces", "_rate", "_version", "first_byte_s", "line", "on_end", "opened_s", "path",
+        "sent", "total",
     )  # fmt: skip
 
-    def __init__(self, path: tuple[str, ...], total: float, on_end: Callable[[], None], now_s: float) -> None:
+    def __init__(
+        self, path: tuple[str, ...], total: float, on_end: Callable[[], None], now_s: float, line: object = None
+    ) -> None:
         self.path = path
+        self.line = self if line is None else line
+        self.opened_s = now_s
         self.total = total
         self.on_end = on_end
         self.sent = 0.0
@@ -43,6 +52,11 @@ class Flow:
     def is_active(self) -> bool:
         return self.sent < self._available
 
+    @property
+    def backlog(self) -> float:
+        """Bytes that could be sent, as of the last change."""
+        return self._available - self.sent
+
 
 class Network:
     """All links and flows. Owns the events of the flows."""
@@ -53,9 +67,12 @@ class Network:
         self._flows: dict[str, dict[Flow, None]] = {link: {} for link in capacities}
         self.bytes_carried = 0.0
 
-    def open(self, path: tuple[str, ...], total: float, on_end: Callable[[], None]) -> Flow:
-        """Start a flow, which has nothing to send yet; `on_end` is called when `total` bytes have crossed."""
-        flow = Flow(path, total, on_end, self._agenda.now_s)
+    def open(self, path: tuple[str, ...], total: float, on_end: Callable[[], None], *, line: object = None) -> Flow:
+        """Start a flow, which has nothing to send yet; `on_end` is called when `total` bytes have crossed.
+
+        Flows with the same `line` have the same path and go one at a time; None: a line of its own.
+        """
+        flow = Flow(path, total, on_end, self._agenda.now_s, line)
         for link in path:
             self._flows[link][flow] = None
         return flow
@@ -89,6 +106,15 @@ class Network:
         self._advance(flow)
         return flow.total - flow.sent
 
+    def capacity(self, path: tuple[str, ...]) -> float:
+        """Return what a flow alone gets there, in bytes/s."""
+        return min(self._capacities[link] for link in path)
+
+    def rate(self, flow: Flow) -> float:
+        """Return what a flow moves now, in bytes/s."""
+        self._advance(flow)
+        return flow._rate if flow.is_active else 0.0
+
     def check(self) -> None:
         """Raise AssertionError when a link carries more than it can."""
         for link, flows in self._flows.items():
@@ -103,10 +129,21 @@ class Network:
         for flow in flows:
             self._advance(flow)
         alone = len(flows) == 1
-        rates = fair_shares([f for f in flows if alone or f.is_active], self._capacities)
+        rates = fair_shares(flows if alone else self._going(flows), self._capacities)
         for flow in flows:
             flow._rate = rates.get(flow, 0.0)
             self._plan(flow, alone)
+
+    def _going(self, flows: list[Flow]) -> list[Flow]:
+        """Return the flows that send: of each line the first, by the rule at the top of the file."""
+        going: dict[object, Flow] = {}
+        for flow in flows:
+            if flow.is_active and (flow.line not in going or self._key(flow) < self._key(going[flow.line])):
+                going[flow.line] = flow
+        return list(going.values())
+
+    def _key(self, flow: Flow) -> float:
+        return flow.total - flow.sent - (self._agenda.now_s - flow.opened_s) * self.capacity(flow.path)
 
     def _component(self, path: tuple[str, ...]) -> list[Flow]:
         found: dict[Flow, None] = {}

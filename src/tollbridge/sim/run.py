@@ -165,6 +165,7 @@ class Simulation:
             self.agenda,
             self.network,
             self._topology.path(hosts[prefill], hosts[decode]),
+            line=(prefill, decode),
             bytes_per_token=self._scenario.kv_bytes_per_token,
             latency_s=self._scenario.network.latency_s,
             on_end=on_end,

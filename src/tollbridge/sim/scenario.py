@@ -32,6 +32,7 @@ class EngineSpec(_Section, frozen=True, kw_only=True):
     max_num_batched_tokens: Count = 2048
     max_num_seqs: Count = 64
     max_pinned_fraction: Fraction = 0.5
+    io_s_per_byte: Annotated[float, Meta(ge=0, le=1)] = 0.0  # of its core, for KV sent or received; 0: has its own core
 
 
 class GroupSpec(_Section, frozen=True, kw_only=True):

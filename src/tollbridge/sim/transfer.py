@@ -19,6 +19,7 @@ class Transfer:
         network: Network,
         path: tuple[str, ...],
         *,
+        line: object,
         bytes_per_token: float,
         latency_s: float,
         on_end: Callable[[bool], None],
@@ -26,6 +27,7 @@ class Transfer:
         self._agenda = agenda
         self._network = network
         self._path = path
+        self._line = line  # what the transfers of one pair of workers have in common
         self._bytes_per_token = bytes_per_token
         self._latency_s = latency_s
         self._on_end = on_end
@@ -47,6 +49,24 @@ class Transfer:
     @property
     def bytes_to_go(self) -> float:
         return self._network.remaining(self.flow) if self.flow is not None else 0.0
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What it moves now."""
+        return self._network.rate(self.flow) if self.flow is not None and self.ended_s is None else 0.0
+
+    @property
+    def capacity_bytes_per_s(self) -> float:
+        """What it would move alone."""
+        return self._network.capacity(self._path)
+
+    @property
+    def waiting_bytes(self) -> float:
+        """What has been computed and not been sent."""
+        if self.flow is None or self.ended_s is not None:
+            return 0.0
+        self._network.remaining(self.flow)
+        return self.flow.backlog
 
     def publish(self, pieces: Iterable[Published]) -> None:
         """The KV of so many leading tokens is there at these times, in order."""
@@ -70,7 +90,7 @@ class Transfer:
         if self.ended_s is not None:
             self._on_end(False)
             return
-        self.flow = self._network.open(self._path, self.num_bytes, lambda: self._end(True))
+        self.flow = self._network.open(self._path, self.num_bytes, lambda: self._end(True), line=self._line)
         self._supply(self._published)
 
     def end(self) -> None:

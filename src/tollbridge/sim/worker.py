@@ -182,6 +182,8 @@ class SimWorker:
 
     def _start_step(self, plan: StepPlan, *, preempted: bool) -> None:
         duration_s, life = self._speed.step_s(plan.chunks), self._life
+        if self._spec.io_s_per_byte and (self._sends or self._loads):
+            duration_s += self._spec.io_s_per_byte * self._moved_bytes(plan, duration_s)
         prefills = any(len(chunk.token_ids) > 1 for chunk in plan.chunks)
         if prefills or self._sends:
             self._publish(plan, duration_s)
@@ -232,7 +234,7 @@ class SimWorker:
 
     def _start_run(self) -> bool:
         jobs = [self._jobs[sequence.request_id] for sequence in self.scheduler._running]
-        if not jobs:
+        if not jobs or (self._spec.io_s_per_byte and (self._sends or self._loads)):
             return False
         wanted = min(_MAX_AHEAD, *(job.num_output - job.num_generated for job in jobs))
         number = num_steps_ahead(self.scheduler, wanted) if wanted > 1 else 0
@@ -334,6 +336,16 @@ class SimWorker:
                 first, size = chunk.first_token, len(chunk.token_ids)
                 shares = [layer / layers for layer in range(1, layers + 1)]
                 job.transfer.publish([(now_s + share * duration_s, first + share * size) for share in shares])
+
+    def _moved_bytes(self, plan: StepPlan, duration_s: float) -> float:
+        """Return about what of KV comes and goes during a step: of what it computes, all but the last layer at most."""
+        received = sum(job.transfer.bytes_per_s for job in self._loads if job.transfer is not None) * duration_s
+        sends = {job.sequence.request_id: job.transfer for job in self._sends if job.transfer is not None}
+        waiting = sum(transfer.waiting_bytes for transfer in sends.values())
+        new_tokens = sum(len(chunk.token_ids) for chunk in plan.chunks if chunk.request_id in sends)
+        new_bytes = self._kv_bytes_per_token * new_tokens * (1 - 1 / self._spec.num_layers)
+        fastest = max((transfer.capacity_bytes_per_s for transfer in sends.values()), default=0.0)
+        return received + min(waiting + new_bytes, fastest * duration_s)
 
     def _transfer_ended(self, job: Job, accepted: bool) -> None:
         sequence = job.sequence
