@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,38 @@ def test_what_prefill_has_cached_must_cross_the_link_all_the_same(model: str) ->
     assert cached.kv_bytes == cold.kv_bytes
     assert cached.prefill_s == pytest.approx(cold.prefill_s / 4)
     assert cached.toll_s[0] > cold.toll_s[0]
+
+
+@given(share=st.floats(0.05, 0.95), goodput=st.floats(5e7, 5e9), tokens=st.integers(64, 20_000))
+def test_cached_kv_crosses_while_the_rest_is_computed(
+    share: float, goodput: float, tokens: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Piece by piece, on a prefill whose later tokens cost more; and the link that flips is where the toll is paid."""
+    folder = tmp_path_factory.getbasetemp() / "model"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(MODEL))
+    prefill = Prefill([Sample(tokens=2_000, seconds=0.1), Sample(tokens=20_000, seconds=3.0)])
+    engine = {"prefill": {"samples": prefill.samples}, "decode": {"step": "20 ms"}}
+    work = {"prompt_tokens": [tokens], "concurrency": 24, "output_tokens": 16, "cached_fraction": share}
+    slo = {"ttft_s": 60}
+
+    def planned(rate: float) -> Any:
+        return _only(make_plan(_input(str(folder), engine=engine, workload=work, slo=slo, links=[{"goodput": rate}])))
+
+    found = planned(goodput)
+    cached, took_s = int(share * tokens), prefill.seconds(tokens) - prefill.seconds(int(share * tokens))
+    fresh, pieces = (tokens - cached) * KAPPA, LAYERS * math.ceil((tokens - cached) / 2048)
+    clock = cached * KAPPA / goodput
+    for piece in range(1, pieces + 1):
+        clock = max(clock, took_s * piece / pieces) + fresh / pieces / goodput
+    assert found.terms.toll_s[0] == pytest.approx(clock - took_s + 0.025, rel=1e-6)
+    edges = [*range(cached, tokens, 2048), tokens]
+    stall = sum(max(prefill.seconds(b) - prefill.seconds(a) - 0.020, 0) for a, b in pairwise(edges))
+    assert found.terms.stall_s == pytest.approx(stall, rel=1e-6, abs=1e-9)
+    flips = found.verdict.flips_at_bytes_per_s
+    if flips is not None and flips > 1:
+        assert planned(flips * 0.999).verdict.answer not in ("sometimes", "always")
+        assert planned(flips * 1.001).verdict.answer in ("sometimes", "always")
 
 
 def test_memory(model: str) -> None:

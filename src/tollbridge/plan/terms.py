@@ -4,6 +4,7 @@ For a prompt of n tokens with x bytes of KV, prefill time T and a link of B byte
 
 * the wire needs x/B; a transport that starts after prefill (NIXL's pull) makes the client wait for all of it,
 * one that overlaps layer by layer for max(x/(K B), x/B - T (1 - 1/K)) only, K layers of chunks (`cost/toll.py`),
+* what prefill has in its prefix cache leaves at once and crosses while the rest is computed,
 * break-even, the rate at which the wire is as quick as prefill: x/T,
 * it buys the streams beside it the time they would stand still: chunks of c tokens lengthen their steps.
 
@@ -19,7 +20,7 @@ from itertools import pairwise
 import msgspec
 
 from tollbridge.config.cluster import SloConfig
-from tollbridge.cost.toll import visible_s
+from tollbridge.cost.toll import last_arrival_closed_s
 from tollbridge.plan.inputs import Link
 from tollbridge.plan.prefill import Prefill
 
@@ -37,18 +38,18 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
         """Return s(R, 0)."""
         return self.step_s + self.per_decode_s * num_streams
 
-    def gap_s(self, num_streams: float, chunk: int, num_tokens: int) -> float:
-        """Return the longest gap of a stream while `num_tokens` are prefilled beside it in chunks: s(R, c).
+    def gap_s(self, num_streams: float, chunk: int, num_tokens: int, cached: int = 0) -> float:
+        """Return the longest gap of a stream while a prompt is prefilled beside it in chunks: s(R, c).
 
         A mixed step reads the weights once for both, so the chunk hides the decode step or the step the chunk.
         """
-        chunk = min(chunk, num_tokens)
+        chunk = min(chunk, num_tokens - cached)
         chunk_s = self.prefill.seconds(num_tokens) - self.prefill.seconds(num_tokens - chunk)
         return self.per_decode_s * num_streams + max(self.step_s, chunk_s)
 
-    def stall_s(self, num_tokens: int, chunk: int) -> float:
+    def stall_s(self, num_tokens: int, chunk: int, cached: int = 0) -> float:
         """Return how much later each stream is for one such prefill, over all its chunks."""
-        edges = [*range(0, num_tokens, chunk), num_tokens]
+        edges = [*range(cached, num_tokens, chunk), num_tokens]
         times = [self.prefill.seconds(edge) for edge in edges]
         return sum(max(after - before - self.step_s, 0.0) for before, after in pairwise(times))
 
@@ -69,6 +70,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds unless named otherwise; pairs are (best, worst) over the link's interval."""
 
     prompt_tokens: int
+    computed_tokens: int  # the others are in the prefix cache of whoever prefills
     kv_bytes: int
     prefill_s: float
     prefill_us_per_token: float
@@ -105,22 +107,21 @@ class Setting(msgspec.Struct, frozen=True, kw_only=True):
 def terms_of(setting: Setting, prompt_tokens: int, kv_bytes: int, cached_tokens: int = 0) -> Terms:
     """Return the terms of one prompt length; `cached_tokens` are prefilled by nobody, but must cross the link."""
     engine, load, link = setting.engine, setting.load, setting.link
-    computed = max(prompt_tokens - cached_tokens, 1)
-    prefill_s = engine.prefill.seconds(prompt_tokens) - engine.prefill.seconds(prompt_tokens - computed)
+    cached = min(cached_tokens, prompt_tokens - 1)
+    computed = prompt_tokens - cached
+    prefill_s = engine.prefill.seconds(prompt_tokens) - engine.prefill.seconds(cached)
     best, worst = kv_bytes / link.high, kv_bytes / link.low
-    pieces = pieces_of(setting, computed)
     fresh_bytes = kv_bytes * computed / prompt_tokens
+    pieces = pieces_of(setting, computed)
     tolls = tuple(
-        visible_s(fresh_bytes, rate, compute_s=prefill_s, num_pieces=pieces)
-        + (kv_bytes - fresh_bytes) / rate
-        + setting.fixed_s
-        for rate in (link.high, link.low)
+        _visible_s(kv_bytes, fresh_bytes, rate, prefill_s, pieces) + setting.fixed_s for rate in (link.high, link.low)
     )
     step_s = engine.decode_s(load.streams_per_gpu)
     many = load.concurrency
-    stall_s = engine.stall_s(computed, engine.budget)
+    stall_s = engine.stall_s(prompt_tokens, engine.budget, cached)
     return Terms(
         prompt_tokens=prompt_tokens,
+        computed_tokens=computed,
         kv_bytes=kv_bytes,
         prefill_s=prefill_s,
         prefill_us_per_token=1e6 * prefill_s / computed,
@@ -131,7 +132,7 @@ def terms_of(setting: Setting, prompt_tokens: int, kv_bytes: int, cached_tokens:
         ttft_split_s=(prefill_s + tolls[0], prefill_s + tolls[1]),
         ttft_burst_sequential_s=(many * (prefill_s + best), many * (prefill_s + worst)),
         ttft_burst_split_s=(_burst_s(setting, many, prefill_s, best), _burst_s(setting, many, prefill_s, worst)),
-        gap_s=engine.gap_s(load.streams_per_gpu, engine.budget, computed),
+        gap_s=engine.gap_s(load.streams_per_gpu, engine.budget, prompt_tokens, cached),
         gap_split_s=step_s,
         stall_s=stall_s,
         bought_s=bought_s(setting, stall_s),
@@ -151,13 +152,26 @@ def pieces_of(setting: Setting, num_tokens: int) -> int:
     return setting.num_layers * math.ceil(num_tokens / setting.engine.budget)
 
 
-def link_for(setting: Setting, terms: Terms, allowed_s: float, pieces: int) -> float | None:
+def link_for(setting: Setting, terms: Terms, allowed_s: float) -> float | None:
     """Return the slowest link whose toll is `allowed_s`, bytes/s; None when no link's is, for the fixed cost alone."""
     visible = allowed_s - setting.fixed_s
     if visible <= 0:
         return None
-    hidden_s = terms.prefill_s * (1 - 1 / pieces)
-    return max(terms.kv_bytes / (pieces * visible), terms.kv_bytes / (visible + hidden_s))
+    pieces = pieces_of(setting, terms.computed_tokens)
+    fresh_bytes = terms.kv_bytes * terms.computed_tokens / terms.prompt_tokens
+    return max(
+        fresh_bytes / (pieces * visible),
+        fresh_bytes / (visible + terms.prefill_s * (1 - 1 / pieces)),
+        terms.kv_bytes / (visible + terms.prefill_s),
+    )
+
+
+def _visible_s(kv_bytes: float, fresh_bytes: float, rate: float, prefill_s: float, pieces: int) -> float:
+    """Return what shows of the wire: cached KV leaves at once, and what is computed layer by layer behind it."""
+    arrived_s = last_arrival_closed_s(
+        fresh_bytes, rate, compute_s=prefill_s, num_pieces=pieces, ready_bytes=kv_bytes - fresh_bytes
+    )
+    return max(arrived_s - prefill_s, 0.0)
 
 
 def _burst_s(setting: Setting, many: int, prefill_s: float, wire_s: float) -> float:

@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from tollbridge.config.quantity import show_rate, show_seconds
-from tollbridge.plan.terms import Setting, Terms, bought_s, link_for, pieces_of
+from tollbridge.plan.terms import Setting, Terms, bought_s, link_for
 
 Answer = Literal["never", "sometimes", "always", "chunked prefill is enough"]
 MIN_CHUNK = 64  # tokens: below it the weights are read more often than prefill is worth
@@ -52,12 +52,12 @@ def judge(setting: Setting, terms: Terms, offered_bytes_per_s: float = 0.0) -> L
 def _judge_one(setting: Setting, terms: Terms) -> LengthVerdict:
     """Return the verdict about a request that meets no others on the link."""
     slo = setting.slo
-    chunk = longest_chunk(setting, terms.prompt_tokens)
+    chunk = longest_chunk(setting, terms.prompt_tokens, terms.prompt_tokens - terms.computed_tokens)
     best_toll_s, worst_toll_s = terms.toll_s
     missed = terms.ttft_split_s[0] > slo.ttft_s >= terms.ttft_local_s
     if missed or best_toll_s >= terms.bought_s:
         return _never(setting, terms, chunk, missed=missed)
-    flips = link_for(setting, terms, _allowed_s(setting, terms), _pieces(setting, terms))
+    flips = link_for(setting, terms, _allowed_s(setting, terms))
     if worst_toll_s < bought_s(setting, terms.stall_s, streams=1.0) and terms.ttft_split_s[1] <= slo.ttft_s:
         why = f"Even at the worst its toll, {show_seconds(worst_toll_s)}, is less than it spares a single stream."
         return LengthVerdict(answer="always", why=why, chunk_tokens=chunk, flips_at_bytes_per_s=flips)
@@ -83,18 +83,18 @@ def conclude(setting: Setting, lengths: Sequence[tuple[Terms, LengthVerdict]]) -
     return Verdict(answer="split some requests", why=why)
 
 
-def longest_chunk(setting: Setting, prompt_tokens: int) -> int | None:
+def longest_chunk(setting: Setting, prompt_tokens: int, cached: int = 0) -> int | None:
     """Return the longest chunk (a multiple of 64 tokens) with s(R, c) within the gap's SLO; None when there is none."""
     engine, streams = setting.engine, setting.load.streams_per_gpu
-    top = min(engine.budget, -(-prompt_tokens // MIN_CHUNK) * MIN_CHUNK)
+    top = min(engine.budget, -(-(prompt_tokens - cached) // MIN_CHUNK) * MIN_CHUNK)
     for chunk in range(top, 0, -MIN_CHUNK):
-        if engine.gap_s(streams, chunk, prompt_tokens) <= setting.slo.itl_p99_s:
+        if engine.gap_s(streams, chunk, prompt_tokens, cached) <= setting.slo.itl_p99_s:
             return chunk
     return None
 
 
 def _never(setting: Setting, terms: Terms, chunk: int | None, *, missed: bool) -> LengthVerdict:
-    flips = link_for(setting, terms, _allowed_s(setting, terms), _pieces(setting, terms))
+    flips = link_for(setting, terms, _allowed_s(setting, terms))
     streams = None if missed else _streams_that_pay(setting, terms)
     if missed:
         why = (
@@ -163,10 +163,6 @@ def _allowed_s(setting: Setting, terms: Terms) -> float:
 def _streams_that_pay(setting: Setting, terms: Terms) -> float | None:
     one = bought_s(setting, terms.stall_s, streams=1.0)
     return terms.toll_s[0] / one if one > 0 else None
-
-
-def _pieces(setting: Setting, terms: Terms) -> int:
-    return pieces_of(setting, terms.prompt_tokens)
 
 
 def _interval(pair: tuple[float, float]) -> str:
