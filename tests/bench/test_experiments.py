@@ -120,7 +120,8 @@ async def test_goodput_brackets_the_rate_that_a_server_stands(pair: Pair, tmp_pa
     settings = goodput.Settings(ttft_s=0.03, first_rate=10, duration=0.5, steps=0, prompt_tokens=4, output_tokens=2)
     document, result = await run(goodput, settings, arms_of(pair, ["slow"]), tmp_path)
     assert "0 to" in document.headline  # its TTFT is 40 ms at any rate
-    assert result["cells"]["10/s"]["figures"]["slow"]["completed"] > 0
+    figures = result["cells"]["10/s"]["figures"]["slow"]
+    assert figures["completed"] > 0 and figures["request_goodput"] == 0.0
     with pytest.raises(ConfigError, match="choose one of server"):
         goodput.slo_of(goodput.Settings(slo="sever"))
 

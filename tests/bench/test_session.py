@@ -59,10 +59,9 @@ async def test_a_planted_delay_is_found_with_its_size_and_aa_claims_nothing(
     assert compared.claimed("ttft_p50_ms", "late")
     assert not compared.claimed("ttft_p50_ms", "one-again")
     late, one = (by_block(book.samples, book.windows, "ttft_p50_ms", cell="c", arm=arm) for arm in ("late", "one"))
-    # so that the test fails once in a hundred thousand runs where the 95 % interval would in twenty
-    mean, low, high = stats.mean_interval([a - b for a, b in zip(late, one, strict=True)], confidence=0.99999)
-    assert low <= 1e3 * PLANTED_S <= high
-    assert mean == pytest.approx(1e3 * PLANTED_S, rel=0.5)
+    # where the 95 % interval would fail once in twenty runs; that it has 95 % is shown in test_stats.py
+    mean, low, high = stats.mean_interval([a - b for a, b in zip(late, one, strict=True)], confidence=0.999_999)
+    assert low <= 1e3 * PLANTED_S <= high and mean > 0
 
 
 async def test_a_run_goes_on_where_it_was_cut_off(pair: tuple[Upstream, Upstream], tmp_path: Path) -> None:

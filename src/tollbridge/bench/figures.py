@@ -8,8 +8,10 @@ sent. A failed request has no latencies, counts among the requests, and misses i
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -181,6 +183,9 @@ def as_vllm(group: Group, slo: Slo | None = None) -> dict[str, object]:
         "request_goodput": sum(map(slo.met, requests)) / duration_s if slo else None,
         "output_throughput": total_output / duration_s,
         "total_token_throughput": (total_input + total_output) / duration_s,
+        "num_prompts": len(requests),
+        "max_output_tokens_per_s": _most_in_a_second(done),
+        "max_concurrent_requests": _most_at_once(requests),
     }
     for name, values in (
         ("ttft", group.ttfts_s()),
@@ -190,6 +195,29 @@ def as_vllm(group: Group, slo: Slo | None = None) -> dict[str, object]:
     ):
         result |= _spread(name, [1e3 * value for value in values])
     return result
+
+
+def _most_in_a_second(samples: Iterable[Sample]) -> float:
+    """Return the most chunks with tokens in any second of a window, as vLLM counts them."""
+    seconds: Counter[tuple[str, int, int]] = Counter()
+    for sample in samples:
+        at_s = sample.sent_s + (sample.ttft_s or 0.0)
+        for arrival_s in accumulate(sample.gaps_s, initial=at_s):
+            seconds[sample.cell, sample.block, int(arrival_s)] += 1
+    return float(max(seconds.values(), default=0))
+
+
+def _most_at_once(samples: Iterable[Sample]) -> int:
+    """Return the most requests that were under way at one moment of a window (vLLM: within a second)."""
+    most = 0
+    by_window: dict[tuple[str, int], list[tuple[float, int]]] = {}
+    for sample in samples:
+        if sample.latency_s is not None:
+            edges = by_window.setdefault((sample.cell, sample.block), [])
+            edges += [(sample.sent_s, 1), (sample.sent_s + sample.latency_s, -1)]
+    for edges in by_window.values():
+        most = max(most, *accumulate(change for _, change in sorted(edges)))
+    return most
 
 
 def _spread(name: str, values_ms: Sequence[float]) -> dict[str, object]:

@@ -10,14 +10,14 @@ from typing import Any
 
 from tollbridge.bench.book import Book
 from tollbridge.bench.compare import compare
-from tollbridge.bench.figures import METRICS, as_vllm, remarks, select
+from tollbridge.bench.figures import METRICS, Slo, as_vllm, remarks, select
 from tollbridge.report.document import Document
 from tollbridge.report.page import page
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """`module` is one of `experiments`: ARMS (started where none is given), Settings, `run` and `report`."""
+    """`module` is one of `experiments`: ARMS (started where none is given), Settings, `run`, `report`, or more."""
 
     name: str
     module: Any
@@ -26,17 +26,18 @@ class Experiment:
 def write_outcome(experiment: Experiment, book: Book, settings: Any, out: Path) -> tuple[Document, dict[str, Any]]:
     """Write report.html and result.json to `out`, and return both."""
     document = experiment.module.report(book, settings, book.head.arms)
-    result = make_result(book, document)
+    slo_of = getattr(experiment.module, "slo_of", None)  # of an experiment that asks for one
+    result = make_result(book, document, slo_of(settings) if slo_of else None)
     (out / "report.html").write_text(page(document))
     (out / "result.json").write_text(json.dumps(result, indent=1) + "\n")
     return document, result
 
 
-def make_result(book: Book, document: Document) -> dict[str, Any]:
+def make_result(book: Book, document: Document, slo: Slo | None = None) -> dict[str, Any]:
     """Return all figures by cell and arm, under vLLM's key names and ours, and the paired ratios."""
     cells: dict[str, Any] = {}
     for cell in dict.fromkeys(window.cell for window in book.windows):
-        cells[cell] = _cell(book, cell)
+        cells[cell] = _cell(book, cell, slo)
     return {
         "experiment": book.head.experiment,
         "headline": document.headline,
@@ -50,13 +51,13 @@ def make_result(book: Book, document: Document) -> dict[str, Any]:
     }
 
 
-def _cell(book: Book, cell: str) -> dict[str, Any]:
+def _cell(book: Book, cell: str, slo: Slo | None) -> dict[str, Any]:
     arms = [arm for arm in book.head.arms if any(w.cell == cell and w.arm == arm for w in book.windows)]
     figures: dict[str, Any] = {}
     for arm in arms:
         group = select(book.samples, book.windows, cell=cell, arm=arm)
         ours = {name: _finite(metric(group)) for name, metric in METRICS.items()}
-        figures[arm] = as_vllm(group) | ours
+        figures[arm] = as_vllm(group, slo) | ours
     compared = compare(book, cell, arms, list(METRICS))
     ratios = {
         arm: {
