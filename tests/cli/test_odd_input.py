@@ -85,6 +85,8 @@ def test_a_file_that_is_none(tokens: list[str], file: str, capsys: pytest.Captur
         ([*VLLM, "--events-port", "-1"], "--events-port is -1"),
         (["up", "--port", "99999"], "router.port is 99999"),
         (["probe", "link", "127.0.0.1:99999"], "port from 0 to 65535"),
+        (["probe", "link", "127.0.0.1:9", "--out", "none/c.json"], "none is no folder that takes files"),
+        (["probe", "engine", NOBODY, "--out", "none/c.json"], "none is no folder that takes files"),
         (["bench", "load", "--arm", f"a={NOBODY}", "--rate", "-1"], "--rate -1"),
     ],
 )

@@ -17,6 +17,7 @@ from tollbridge.errors import (
     TollbridgeError,
     UnavailableError,
     UnsupportedError,
+    UpstreamError,
 )
 from tollbridge.probe.engine import Effort, EngineProbe, EngineReport, step_of
 from tollbridge.probe.run import probe_engine
@@ -94,6 +95,13 @@ async def test_lengths_keep_to_a_short_model_and_ids_to_a_small_vocabulary() -> 
         ({}, {"model": "other"}, ModelNotFoundError, "give --model with one of timed"),
         ({"streams": False}, {}, UnsupportedError, "does not stream (it answered application/json)"),
         ({"vocabulary": 20}, {}, UnsupportedError, "takes no prompt of token ids"),
+        ({"lie": b"{nonsense"}, {}, UpstreamError, "an event that is no answer"),
+        ({"lie": b'{"choices": [{}], "usage": "many"}'}, {}, UpstreamError, "an event that is no answer"),
+        ({"lie": b'{"usage": {"completion_tokens": "x"}}'}, {}, UpstreamError, "an event that is no answer"),
+        ({"lie": b'{"error": {"message": "no room"}}'}, {}, UpstreamError, "failed: no room"),
+        ({"lie": b'{"choices": []}'}, {}, UpstreamError, "without a token"),
+        ({"details": {"cached_tokens": 5000}}, {}, UnsupportedError, "5000 of 24 prompt tokens were cached"),
+        ({"collects": True}, {}, UnsupportedError, "sends many tokens at once"),
     ],
 )
 async def test_nonsense_is_refused_in_one_sentence(

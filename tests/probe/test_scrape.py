@@ -28,6 +28,10 @@ def test_a_server_that_says_other_things() -> None:
     assert read('tollbridge_router_requests_total{choice="local"} 2\n').is_router
 
 
+def test_what_is_no_number_is_left_out() -> None:
+    assert read("vllm:request_success_total NaN\nvllm:prefix_cache_hits_total +Inf") == read("")
+
+
 def test_a_restart_shows() -> None:
     assert read("vllm:request_success_total 2").restarted_since(read("vllm:request_success_total 3"))
     assert not read("vllm:request_success_total 3").restarted_since(read("vllm:request_success_total 3"))

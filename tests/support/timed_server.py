@@ -54,6 +54,9 @@ class TimedServer:
         self.model, self.max_model_len, self.vocabulary = "timed", 8192, 30_000
         self.api_key: str | None = None
         self.streams = True
+        self.lie = b""  # an event sent instead of every token
+        self.details: dict[str, int] | None = None  # of the prompt's tokens, in every usage
+        self.collects = False  # a proxy on the way sends nothing before it has all
         self.foreign_open, self.foreign_each = 0, 0  # requests of others: open now; ended with each of ours
         self.ended = self.prefills = self.hits = 0
         self.prefill_s = 0.0
@@ -70,7 +73,7 @@ class TimedServer:
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/v1/completions", self._completions)
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
@@ -171,13 +174,19 @@ class TimedServer:
         self._work.set()
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(http)
+        collected = b""
         for _ in range(request.max_tokens):
-            count = await request.tokens.get()
-            usage = {"completion_tokens": count, "prompt_tokens": len(prompt)}
-            event = {"choices": [{"index": 0, "text": ""}], "usage": usage}
-            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
+            collected += self._event(await request.tokens.get(), len(prompt))
+            if not self.collects:
+                await response.write(collected)
+                collected = b""
+        await response.write(collected + b"data: [DONE]\n\n")
         return response
+
+    def _event(self, count: int, num_prompt: int) -> bytes:
+        usage = {"completion_tokens": count, "prompt_tokens": num_prompt, "prompt_tokens_details": self.details}
+        event = {"choices": [{"index": 0, "text": ""}], "usage": usage}
+        return b"data: " + (self.lie or json.dumps(event).encode()) + b"\n\n"
 
     def _check_key(self, http: web.Request) -> None:
         if self.api_key is not None and http.headers.get("authorization") != f"Bearer {self.api_key}":

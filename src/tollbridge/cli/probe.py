@@ -35,7 +35,7 @@ def engine(
 
     import msgspec
 
-    from tollbridge.config.calibration import merge_calibration, read_calibration
+    from tollbridge.config.calibration import merge_calibration
     from tollbridge.errors import ConfigError
     from tollbridge.probe.engine import FULL, QUICK, EngineReport
     from tollbridge.probe.engine_text import render
@@ -43,8 +43,7 @@ def engine(
 
     if max_num_batched_tokens is not None and max_num_batched_tokens < 1:
         raise ConfigError("--max-num-batched-tokens must be at least 1.")
-    if out.exists():
-        read_calibration(out)  # before four minutes are spent: it must be one that can be added to
+    check_out(out)  # before four minutes are spent
 
     async def measure(tell: Callable[[str, float], None]) -> EngineReport:
         return await probe_engine(
@@ -66,6 +65,19 @@ def engine(
     else:
         tell_written(render(report), out, f"engine {called}")
     return 0
+
+
+def check_out(out: Path) -> None:
+    """Raise ConfigError when figures could not be put into `out`: no calibration, or a folder that takes no file."""
+    import os
+
+    from tollbridge.config.calibration import read_calibration
+    from tollbridge.errors import ConfigError
+
+    if not out.parent.is_dir() or not os.access(out.parent, os.W_OK | os.X_OK):
+        raise ConfigError(f"The calibration file {out} cannot be written: {out.parent} is no folder that takes files.")
+    if out.exists():
+        read_calibration(out)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from cyclopts import App, Parameter
 
-from tollbridge.cli.probe import Json, OutFile, now, progress, tell_written
+from tollbridge.cli.probe import Json, OutFile, check_out, now, progress, tell_written
 
 app = App(name="link", help_format="plaintext")
 
@@ -29,7 +29,7 @@ def link(
     import msgspec
 
     from tollbridge.config.address import parse_address
-    from tollbridge.config.calibration import merge_calibration, read_calibration
+    from tollbridge.config.calibration import merge_calibration
     from tollbridge.errors import ConfigError
     from tollbridge.probe.link import LinkEffort, LinkProbe
     from tollbridge.probe.link_text import render
@@ -40,8 +40,7 @@ def link(
     except ValueError as error:
         raise ConfigError(f"{address!r} {error}.") from None
     effort = LinkEffort(streams=_counts(streams), seconds=0.5 if quick else 2.0)
-    if out.exists():
-        read_calibration(out)
+    check_out(out)
     here_name, there_name = from_ or platform.node(), to or there.host
     with progress() as tell, LinkProbe(there, secret(), effort=effort, tell=tell) as probe:
         report = probe.run()

@@ -38,6 +38,7 @@ _DECODE_PROMPT = 48  # tokens
 _MAX_STEPS = 128  # of a batch, beyond those that it takes until all of it decodes
 _MIN_STEPS = 12
 _STEPS_S = 2.0  # so long a batch decodes, at most
+_LEAST_STEP_S = 1e-6
 _SETTLE_S = 5.0  # a server may count a request a moment after its last byte
 
 
@@ -222,6 +223,11 @@ class EngineProbe:
                 seconds, source = after.prefill_s - (before.prefill_s or 0.0), "metrics"
             if cached is None and after.cached_tokens is not None:
                 cached = int(after.cached_tokens - (before.cached_tokens or 0.0))
+        if cached is not None and not 0 <= cached < len(prompt):
+            raise UnsupportedError(
+                f"{self._server.url} says that {cached} of {len(prompt)} prompt tokens were cached, and the last one "
+                "never is: its figures cannot be used."
+            )
         return _Prefilled(tokens=len(prompt) - (cached or 0), context=cached, seconds=max(seconds, 1e-6), source=source)
 
     async def _measure(self, prompts: Sequence[list[int]], max_tokens: int) -> tuple[list[Timing], Reading | None]:
@@ -300,7 +306,8 @@ def step_of(timings: Sequence[Timing]) -> float | None:
         if len(inside) >= 3:
             (first_s, first), (last_s, last) = inside[0], inside[-1]
             found.append((last_s - first_s) / (last - first))
-    return median(found) if len(found) == len(timings) else None
+    step_s = median(found) if len(found) == len(timings) else 0.0
+    return step_s if step_s > _LEAST_STEP_S else None  # or all came in one piece: something on the way collects it
 
 
 def _sample(found: Sequence[_Prefilled]) -> PrefillSample:

@@ -5,6 +5,7 @@ Names are those of vLLM 0.31 (which our workers share) and of SGLang; what a ser
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 _RUNNING = ("vllm:num_requests_running", "sglang:num_running_reqs")
@@ -66,5 +67,7 @@ def _sums(text: str) -> dict[str, float]:
             value = float((tail if brace else line.partition(" ")[2]).split()[0])
         except (IndexError, ValueError):
             continue  # no sample of a format that we know
+        if not math.isfinite(value):
+            continue
         sums[name] = sums.get(name, 0.0) + value
     return sums

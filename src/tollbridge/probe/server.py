@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import aiohttp
 import msgspec
@@ -53,6 +53,15 @@ class Timing:
         return self.arrivals[-1][1]
 
 
+class _Engine(msgspec.Struct):
+    max_num_batched_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class _Status(msgspec.Struct):
+    name: str | None = None
+    engine: _Engine | None = None
+
+
 class Server:
     """Talks to one server. Use it as an async context manager. Every error is one sentence."""
 
@@ -80,12 +89,12 @@ class Server:
             asked = f"The model {model!r} is not served at {self.url}" if model else f"{self.url} serves several models"
             raise ModelNotFoundError(f"{asked}: give --model with one of {', '.join(names)}.", param="model")
         length = cards[names.index(model)].get("max_model_len")
-        status = await self._maybe_json("/tollbridge/status")
+        status = await self._maybe_status()
         return Served(
             model=model,
             max_model_len=length if isinstance(length, int) and length > 0 else DEFAULT_MAX_MODEL_LEN,
-            name=status.get("name"),
-            max_num_batched_tokens=(status.get("engine") or {}).get("max_num_batched_tokens") or None,
+            name=status.name,
+            max_num_batched_tokens=status.engine.max_num_batched_tokens if status.engine else None,
         )
 
     async def maybe_reading(self) -> Reading | None:
@@ -141,13 +150,13 @@ class Server:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise self._lost(error) from None
 
-    async def _maybe_json(self, path: str) -> dict[str, Any]:
+    async def _maybe_status(self) -> _Status:
+        """Return what a Tollbridge worker says of itself; nothing of another server."""
         try:
-            async with self._open.get(self.url + path) as response:
-                found = msgspec.json.decode(await response.read()) if response.status == 200 else {}
-        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
-            return {}
-        return found if isinstance(found, dict) else {}
+            async with self._open.get(self.url + "/tollbridge/status") as response:
+                return msgspec.json.decode(await response.read(), type=_Status) if response.status == 200 else _Status()
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError, UnicodeDecodeError):
+            return _Status()
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
         if response.status == 200:
@@ -175,28 +184,51 @@ class Server:
         return UpstreamError(f"The answer from {self.url} broke off: {error or type(error).__name__}.")
 
 
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Event(msgspec.Struct):
+    choices: list[msgspec.Raw] | None = None
+    usage: _Usage | None = None
+    error: msgspec.Raw = msgspec.Raw(b"null")
+
+
 async def _follow(response: aiohttp.ClientResponse, timing: Timing, url: str) -> None:
     parser, counted = Parser(), 0
     async for chunk in response.content.iter_any():
         now_s = time.perf_counter()
-        for data in parser.feed(chunk):
+        for data in _events(parser, chunk, url):
             if data == b"[DONE]":
                 continue
             event = _event(data, url)
-            usage = event.get("usage") or {}
-            details = usage.get("prompt_tokens_details") or {}
-            timing.cached_tokens = details.get("cached_tokens", timing.cached_tokens)
-            counted = int(usage.get("completion_tokens", counted + bool(event.get("choices"))))
+            usage = event.usage or _Usage()
+            if usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens is not None:
+                timing.cached_tokens = usage.prompt_tokens_details.cached_tokens
+            told = usage.completion_tokens
+            counted = counted + bool(event.choices) if told is None else told
             if counted > (timing.arrivals[-1][1] if timing.arrivals else 0):
                 timing.arrivals.append((now_s, counted))
 
 
-def _event(data: bytes, url: str) -> dict[str, Any]:
+def _events(parser: Parser, chunk: bytes, url: str) -> Iterator[bytes]:
     try:
-        event = msgspec.json.decode(data)
-    except msgspec.DecodeError:
-        raise UpstreamError(f"{url} sent an event that is not JSON.") from None
-    if not isinstance(event, dict) or "error" in event:
+        yield from parser.feed(chunk)
+    except ValueError as error:
+        raise UpstreamError(f"{url} sent {error}.") from None
+
+
+def _event(data: bytes, url: str) -> _Event:
+    try:
+        event = msgspec.json.decode(data, type=_Event)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        raise UpstreamError(f"{url} sent an event that is no answer: {_message(data)[:80]}") from None
+    if bytes(event.error) != b"null":
         raise UpstreamError(f"The stream from {url} failed: {_message(data)}")
     return event
 
