@@ -51,7 +51,13 @@ def test_speed_bucket_and_bound() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "lines", "where"),
-    [("azure", [*AZURE, "yesterday,1,2"], "Line 4"), ("mooncake", [MOONCAKE[0], '{"timestamp": 1}'], "Line 2")],
+    [
+        ("azure", [*AZURE, "yesterday,1,2"], "Line 4"),
+        ("azure", [*AZURE, "", AZURE[1].replace("4808", "-5")], "Line 5"),
+        ("azure", [*AZURE, "x" * 200_000], "Line 4"),  # more than a field of the csv module holds
+        ("mooncake", [MOONCAKE[0], '{"timestamp": 1}'], "Line 2"),
+        ("mooncake", [MOONCAKE[0], MOONCAKE[0].replace('"timestamp": 3000', '"timestamp": 1e15')], "spans 1e[+]12 s"),
+    ],
 )
 def test_a_line_that_does_not_fit_is_named(kind: str, lines: list[str], where: str) -> None:
     with pytest.raises(ConfigError, match=where):
@@ -87,7 +93,7 @@ def test_a_text_that_is_no_quantity_is_named(tmp_path: Path, text: str, key: str
 
 
 def test_files_are_read_or_refused(tmp_path: Path) -> None:
-    (tmp_path / "trace.csv").write_text("\n".join(AZURE))
+    (tmp_path / "trace.csv").write_text("\ufeff" + "\r\n".join(AZURE))  # as a spreadsheet saves it
     file = tmp_path / "sim.yaml"
     file.write_text("fleet: [{count: 3}]\nworkload: {trace: {format: azure, path: trace.csv}}\n")
     scenario = read_scenario(file)
@@ -96,6 +102,8 @@ def test_files_are_read_or_refused(tmp_path: Path) -> None:
     for text, word in (
         ("flet: []", "flet"),
         ("fleet: [{count: 3000}]", "3000 workers"),
+        ("policies: []", "policies is empty"),
+        ("duration_s: 1.0e+9\nworkload: {rate_per_s: 1.0e-6}", "duration_s is 1e[+]09"),
         ("failures: [{worker: w9, at_s: 1}]", "w9"),
         ("a: [", "not valid YAML"),
     ):

@@ -67,7 +67,7 @@ def in_numbers(value: Any, key: str = "") -> Any:
 def read_trace(spec: TraceSpec) -> list[Arrival]:
     """Return the arrivals of a trace file; ConfigError when it cannot be read or does not fit."""
     try:
-        with Path(spec.path).open(encoding="utf-8") as file:
+        with Path(spec.path).open(encoding="utf-8-sig", newline="") as file:
             return parse(file, spec)
     except OSError as error:
         raise ConfigError(f"The trace {spec.path} cannot be read: {error.strerror}.", param="trace") from None

@@ -15,6 +15,7 @@ from tollbridge.errors import ConfigError
 NonNegative = Annotated[float, Meta(ge=0, le=LARGEST)]
 MAX_WORKERS = 2000
 MAX_ARRIVALS = 10_000_000  # they are drawn at once
+MAX_SPAN_S = 1e7  # of arrivals: routers look at workers all the time, busy or not
 
 
 class _Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -150,6 +151,10 @@ def check(scenario: Scenario) -> None:
             f"{arrivals:.3g} requests would arrive: give a rate and a duration of at most {MAX_ARRIVALS:,}.",
             param="workload",
         )
+    if scenario.duration_s > MAX_SPAN_S:
+        raise ConfigError(f"duration_s is {scenario.duration_s:g}: give at most {MAX_SPAN_S:g}.", param="duration_s")
+    if not scenario.policies:
+        raise ConfigError("policies is empty: leave it out, or name one.", param="policies")
     if not 1 <= number <= MAX_WORKERS:
         raise ConfigError(f"The fleet has {number} workers: give 1 to {MAX_WORKERS}.", param="fleet")
     if scenario.routers > number:

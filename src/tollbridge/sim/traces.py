@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from tollbridge.errors import ConfigError
 from tollbridge.sim.arrivals import Arrival, Range, own_range
-from tollbridge.sim.scenario import TraceSpec
+from tollbridge.sim.scenario import MAX_SPAN_S, TraceSpec
 
 MOONCAKE_BLOCK = 512  # tokens that one of its hash ids stands for
 _NUM_IDS = (1 << 32) // MOONCAKE_BLOCK
@@ -39,17 +39,29 @@ def parse(lines: Iterable[str], spec: TraceSpec) -> list[Arrival]:
         raise ConfigError(f"The trace {spec.path} has no requests.", param="trace")
     first_s = arrivals[0].at_s
     times = _spread([each.at_s - first_s for each in arrivals], spec.bucket_s)
+    if times[-1] / spec.speed > MAX_SPAN_S:
+        raise ConfigError(
+            f"The trace {spec.path} spans {times[-1] / spec.speed:.3g} s: mend it, or raise its speed.", param="trace"
+        )
     return [each._replace(at_s=at_s / spec.speed) for each, at_s in zip(arrivals, times, strict=True)]
 
 
 def _azure(lines: Iterable[str], spec: TraceSpec) -> Iterator[Arrival]:
-    for number, row in enumerate(csv.DictReader(lines), start=2):
+    rows = csv.DictReader(lines)
+    while True:
         try:
+            row = next(rows, None)
+            if row is None:
+                return
             at_s = datetime.fromisoformat(row["TIMESTAMP"][:26]).replace(tzinfo=UTC).timestamp()
             num_prompt, num_output = int(row["ContextTokens"]), int(row["GeneratedTokens"])
-        except (KeyError, TypeError, ValueError):
-            raise _misfit(spec, number, "TIMESTAMP, ContextTokens and GeneratedTokens") from None
-        yield Arrival(at_s, (own_range(number, max(1, num_prompt)),), max(1, num_output))
+            if min(num_prompt, num_output) < 0:
+                raise ValueError
+        except csv.Error:  # it has not counted this line
+            raise _misfit(spec, rows.line_num + 1, "TIMESTAMP, ContextTokens and GeneratedTokens") from None
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise _misfit(spec, rows.line_num, "TIMESTAMP, ContextTokens and GeneratedTokens") from None
+        yield Arrival(at_s, (own_range(rows.line_num, max(1, num_prompt)),), max(1, num_output))
 
 
 def _mooncake(lines: Iterable[str], spec: TraceSpec) -> Iterator[Arrival]:
