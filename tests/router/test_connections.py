@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+from aiohttp import web
 
 from tests.support.router_rig import PATIENCE_S, QUICK, Rig, happens, rig
 from tests.support.stub_worker import Behaviour
+from tollbridge.wire.connections import Connections
 
 WHOLE = {"prompt": "Hello", "max_tokens": 8}
 FAST = msgspec.structs.replace(
@@ -66,6 +69,33 @@ async def test_the_second_request_of_a_connection_too() -> None:
             writer.write(b"GET /hea")
             assert (await reader.read()).startswith(b"HTTP/1.1 408")
         writer.close()
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_the_rest_of_a_body_is_no_head(turns: int) -> None:
+    """Whichever turn of the loop it comes in: taken for the beginning of a head, it would end the answer after 10 s."""
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    async def handle(request: web.BaseRequest) -> web.Response:
+        entered.set()
+        await leave.wait()
+        return web.Response(body=await request.read())
+
+    connections = Connections(web.Server(handle), who="router", max_connections=1, head_timeout_s=60.0)
+    here, there = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=there)
+    _, connection = await asyncio.get_running_loop().connect_accepted_socket(connections, here)
+    connection.data_received(HEAD + b"x" * 60)
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    connection.data_received(b"x" * 40)
+    async with asyncio.timeout(PATIENCE_S):
+        await entered.wait()
+        assert connection._head_timer is None
+        leave.set()
+        assert (await reader.readuntil(b"x" * 100)).startswith(b"HTTP/1.1 200")
+    connection.force_close()
+    writer.close()
 
 
 async def test_an_idle_connection_may_stay() -> None:

@@ -75,7 +75,7 @@ class Connection(web.RequestHandler):
         super().data_received(data)
         if self._request_count != seen:
             self._disarm()  # a whole head; what follows has its own deadlines
-        elif self._head_timer is None and self._current_request is None and not self._messages:
+        elif self._head_timer is None and self._is_between_requests:
             self._await_head()
         num_ahead = len(self._messages) - (self._current_request is None)
         if num_ahead > MAX_AHEAD:
@@ -108,6 +108,15 @@ class Connection(web.RequestHandler):
         )
         response.force_close()
         return response
+
+    @property
+    def _is_between_requests(self) -> bool:
+        """Whether nothing is answered and the next head is waited for.
+
+        That there is no current request says less: before Python 3.12 a request becomes that one turn of the loop after
+        it was taken, and the rest of its body may come in between.
+        """
+        return self._waiter is not None and not self._waiter.done()
 
     def _drop(self, why: str) -> None:
         log.debug("connection dropped: %s", why)
