@@ -148,7 +148,7 @@ def slow(frame_s: float) -> Fault:
 def _nth_data(nth: int, spoil: Fault) -> Fault:
     seen = 0
 
-    def fault(frame: Frame) -> list[bytes]:
+    def fault(frame: Frame) -> Iterable[bytes]:
         nonlocal seen
         if not frame.is_data:
             return [frame.data]
