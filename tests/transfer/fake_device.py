@@ -27,7 +27,7 @@ class FakeFence:
     def wait(self) -> None:
         if self._device.is_held and not self.passed.is_set():
             self._device.held_up.set()
-        assert self.passed.wait(10), "the device never got there"
+        assert self.passed.wait(60), "the device never got there"
 
 
 class FakeDevice:

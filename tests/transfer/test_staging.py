@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -189,13 +190,21 @@ class Rig:
         return [end.outcome for end in self.pair.ends(transfer_id)]
 
 
+@contextmanager
+def rigged() -> Iterator[Rig]:
+    rig = Rig()
+    try:
+        yield rig
+    finally:
+        rig.prefill.resume()
+        rig.decode.resume()
+        rig.pair.close()
+
+
 @pytest.fixture
 def rig() -> Iterator[Rig]:
-    rig = Rig()
-    yield rig
-    rig.prefill.resume()
-    rig.decode.resume()
-    rig.pair.close()
+    with rigged() as rig:
+        yield rig
 
 
 def in_background(task: Callable[[], None]) -> threading.Thread:
@@ -298,16 +307,26 @@ def test_a_rewind_takes_back_what_is_not_computed_yet(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("side", ["sender", "receiver"])
-def test_close_while_frames_are_staged(rig: Rig, side: str) -> None:
-    rig.finish(rig.start())
-    device = rig.prefill if side == "sender" else rig.decode
-    device.hold_after(5)
-    transfer_id = rig.start()
-    assert device.backlog.wait(WAIT_S)
-    closing = in_background((rig.pair.sender if side == "sender" else rig.pair.receiver).close)
-    assert device.held_up.wait(WAIT_S)
-    device.resume()
-    closing.join(WAIT_S)
-    assert not closing.is_alive()
-    ends = rig.pair.ends(transfer_id)
-    assert Reason.SHUTDOWN in {end.reason for end in ends}
+def test_close_while_frames_are_staged(side: str) -> None:
+    """All of it may have left before the thread heard of the close, and is right then: that is tried again."""
+    assert any(is_cut_by_close(side) for _ in range(20))
+
+
+def is_cut_by_close(side: str) -> bool:
+    with rigged() as rig:
+        rig.finish(rig.start())
+        device = rig.prefill if side == "sender" else rig.decode
+        device.hold_after(5)
+        transfer_id = rig.start()
+        assert device.backlog.wait(WAIT_S)
+        closing = in_background((rig.pair.sender if side == "sender" else rig.pair.receiver).close)
+        assert device.held_up.wait(WAIT_S)
+        device.resume()
+        closing.join(WAIT_S)
+        assert not closing.is_alive()
+        ends = rig.pair.ends(transfer_id)
+        if Reason.SHUTDOWN in {end.reason for end in ends}:
+            return True
+        assert [end.outcome for end in ends] == ["done", "done"]
+        assert np.array_equal(rig.pair.send_cache.array, rig.pair.receive_cache.array)
+        return False
