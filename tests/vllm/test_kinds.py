@@ -65,7 +65,7 @@ async def test_split_continues_as_decode_does(pair: Pair) -> None:
     """A token computed on KV that came over the wire has the logits that it has on decode's own KV.
 
     Its own KV is of a prompt one token shorter, so the last bit of it may differ, and sharp attention enlarges that:
-    three quarters of the prompts have to agree. With one block of KV exchanged none does.
+    three quarters of the prompts have to agree.
     """
     off: list[float] = []
     for length in LENGTHS:
