@@ -5,7 +5,8 @@
 Sets up, measures and prints one JSON document as the last line. FILE is rewritten after every part, so that what was
 measured survives a call that is cut off. A call does a stated part: one shape, the arms and parts that are named, and
 each part ends when its share of the budget is spent. `--rehearse` runs the same on this machine's CPU with a tiny
-model; its figures mean nothing.
+model; its figures mean nothing. `--one-gpu` puts all on the first GPU: it shows that each arm works, and what is never
+to happen on any hardware (`adaptive` worse than not splitting), not what two GPUs would give.
 
 Arms are data (ARMS): a fleet of two servers, one per GPU, and how a request goes to it.
 
@@ -134,6 +135,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=None, help="default: two_gpus.json under $OUT or here")
     parser.add_argument("--logs", type=Path, default=None)
     parser.add_argument("--rehearse", action="store_true", help="on the CPU, with a tiny model")
+    parser.add_argument("--one-gpu", action="store_true", help="both servers of a fleet on the first GPU")
     options = parser.parse_args()
     if options.rehearse:
         options.shape = "rehearsal"
@@ -150,12 +152,13 @@ class Bench:
         self._seed = secrets.randbits(32)
         self._rng = random.Random(self._seed)
         self._host = CPU if options.rehearse else GPU
+        self._shares_device = options.rehearse or options.one_gpu
         self._results: dict[str, Any] = {
             "shape": options.shape,
             "kv_bytes_per_token": kv_bytes_per_token(options.shape),
             "conditions": {
                 **machine(), "gpus": _gpus(), "seed": self._seed, "arms": list(ways),
-                "together_on_gpu": options.together_on_gpu,
+                "together_on_gpu": options.together_on_gpu, "one_gpu": options.one_gpu,
                 "rehearsal": options.rehearse, "repetitions": options.repetitions, "long": [LONG_TOKENS, LONG_OUTPUT],
             },
         }  # fmt: skip
@@ -243,7 +246,7 @@ class Bench:
         transport, connector = FLEETS[fleet]
         return Spec(
             name=f"{fleet}-{role}", model=model, transport=transport, connector=connector, args=args,
-            gpus="" if self._options.rehearse else f"{gpu},{1 - gpu}",  # the other is seen, for NIXL's sake
+            gpus="" if self._shares_device else f"{gpu},{1 - gpu}",  # the other is seen, for NIXL's sake
         )  # fmt: skip
 
     # ── parts: each adds repetitions until its time is up, at least one ──
