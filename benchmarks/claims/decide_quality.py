@@ -46,9 +46,16 @@ def run(quick: bool) -> ClaimResult:
         return unavailable(str(error))
 
 
-def collect(names: list[str], *, out: Path, minutes: float, blocks: int = cells.BLOCKS) -> None:
+def collect(
+    names: list[str],
+    *,
+    out: Path,
+    minutes: float,
+    blocks: Sequence[int] = range(cells.BLOCKS),
+    arms: Sequence[str] = cells.ARMS,
+) -> None:
     """Run the windows of these cells that `out` lacks, for about so many minutes."""
-    _drive(names, list(cells.ARMS), list(range(blocks)), WINDOW_S, out, 60 * minutes)
+    _drive(names, list(arms), list(blocks), WINDOW_S, out, 60 * minutes)
 
 
 def _drive(names: list[str], arms: list[str], blocks: list[int], window_s: float, out: Path, seconds: float) -> None:
@@ -138,11 +145,15 @@ def _conditions(windows: Sequence[Any]) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run some cells; what is in the file already is kept.")
     parser.add_argument("--cells", default=",".join(cell.name for cell in cells.grid()))
-    parser.add_argument("--blocks", type=int, default=cells.BLOCKS)
+    parser.add_argument("--arms", default=",".join(cells.ARMS))
+    parser.add_argument("--blocks", type=int, default=cells.BLOCKS, help="how many")
+    parser.add_argument("--first-block", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=8.0, help="no window begins later")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    collect(options.cells.split(","), out=options.out, minutes=options.minutes, blocks=options.blocks)
+    blocks = range(options.first_block, options.first_block + options.blocks)
+    names, arms = options.cells.split(","), options.arms.split(",")
+    collect(names, out=options.out, minutes=options.minutes, blocks=blocks, arms=arms)
 
 
 if __name__ == "__main__":
