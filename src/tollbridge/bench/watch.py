@@ -45,6 +45,18 @@ def growth(before: Counters, after: Counters) -> Counters:
     return {name: value for name, value in grown.items() if value and name.endswith(("_total", "_sum", "_count"))}
 
 
+def energy_j(readings: Sequence[tuple[float, float]], begun_s: float, ended_s: float) -> float | None:
+    """Return the integral of (seconds, watts) over a window, before the first and after the last as they were.
+
+    None for fewer than two readings: a reading of nvidia-smi is itself the mean of about a second.
+    """
+    if len(readings) < 2:
+        return None
+    (first_s, first_w), (last_s, last_w) = readings[0], readings[-1]
+    between_j = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(readings))
+    return between_j + max(0.0, first_s - begun_s) * first_w + max(0.0, ended_s - last_s) * last_w
+
+
 class Watch:
     """Looks at workers; `urls` and `pids` by worker."""
 
@@ -53,11 +65,13 @@ class Watch:
         self._before: dict[str, Counters] = {}
         self._memory: dict[str, list[tuple[float, float]]] = {}
         self._power: list[tuple[float, float]] = []
+        self._begun_s = self._ended_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def begin(self, urls: Sequence[str], *, memory: bool) -> None:
         self._memory, self._power = {}, []
         self._before = {url: await self.scrape(url) for url in urls}
+        self._begun_s = now()
         self._tasks = [asyncio.create_task(self._watch_power())]
         if memory:
             self._tasks.append(asyncio.create_task(self._watch_memory(urls, now())))
@@ -68,10 +82,12 @@ class Watch:
         """Return (counters' growth, memory, joules) since `begin`, workers by the names that `names` has for URLs."""
         await self.stop()
         grown = {names.get(url, url): growth(before, await self.scrape(url)) for url, before in self._before.items()}
-        energy_j = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(self._power)) if self._power else None
-        return grown, {names.get(url, url): seen for url, seen in self._memory.items()}, energy_j
+        memory = {names.get(url, url): seen for url, seen in self._memory.items()}
+        return grown, memory, energy_j(self._power, self._begun_s, self._ended_s)
 
     async def stop(self) -> None:
+        if self._tasks:
+            self._ended_s = now()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
