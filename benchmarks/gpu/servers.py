@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,6 +19,8 @@ from typing import IO
 import aiohttp
 
 START_TIMEOUT_S = 420.0
+_FIRST_EPHEMERAL = 32_768  # Linux' default of ip_local_port_range
+_HANGS = b"Exception in thread nixl_handshake_listener"  # vLLM's NIXL scheduler then waits for that thread for good
 SOURCES = Path(__file__).parents[2] / "src"
 SECRET = "benchmark-on-loopback-0123456789"
 
@@ -155,10 +159,12 @@ def _environ(spec: Spec, host: Host, kv_port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+    """Return a TCP port that nobody listens on, and that no process is given as any free one meanwhile."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, _FIRST_EPHEMERAL)
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind(("127.0.0.1", port))
+            return port
 
 
 async def wait_healthy(servers: list[Server]) -> None:
@@ -169,7 +175,7 @@ async def wait_healthy(servers: list[Server]) -> None:
 
 async def _healthy(session: aiohttp.ClientSession, server: Server) -> None:
     for _ in range(int(START_TIMEOUT_S)):
-        if server.process.poll() is not None:
+        if server.process.poll() is not None or _HANGS in server.log.read_bytes():
             raise RuntimeError(f"{server.name} died: {server.log.read_text(errors='replace')[-3000:]}")
         try:
             async with session.get(server.url + "/health") as response:
