@@ -9,7 +9,7 @@ from tests.support.router_rig import happens, rig
 from tests.support.stub_worker import Behaviour
 from tollbridge.clock import ManualClock
 from tollbridge.config.cluster import TenantConfig
-from tollbridge.errors import OverloadedError, UnavailableError
+from tollbridge.errors import DeadlineError, OverloadedError, UnavailableError
 from tollbridge.router.admission import Admission
 
 WHOLE = {"prompt": "Hello", "max_tokens": 8}
@@ -25,8 +25,15 @@ def admission(*, most: int = 1, waiting: int = 10, clock: ManualClock | None = N
     )
 
 
-def place(a: Admission, *, tenant: str = "default", num_bytes: int = 10, patience_s: float = 5.0):  # type: ignore[no-untyped-def]
-    return a.place(tenant, work=1, num_bytes=num_bytes, patience_s=patience_s)
+def place(  # type: ignore[no-untyped-def]
+    a: Admission,
+    *,
+    tenant: str = "default",
+    num_bytes: int = 10,
+    patience_s: float = 5.0,
+    left_s: float | None = None,
+):
+    return a.place(tenant, work=1, num_bytes=num_bytes, patience_s=patience_s, left_s=left_s)
 
 
 async def test_one_waits_and_gets_the_place_that_becomes_free() -> None:
@@ -72,6 +79,43 @@ async def test_patience_ends_and_leaves_nothing_behind() -> None:
         a.check()
 
 
+async def test_a_deadline_ends_the_wait_and_says_so() -> None:
+    a = admission()
+    async with place(a, left_s=60.0):
+        with pytest.raises(DeadlineError):
+            await place(a, left_s=0.01).__aenter__()
+        a.check()
+    with pytest.raises(DeadlineError):  # it passed while the body came: no place, though one is free
+        await place(a, left_s=0.0).__aenter__()
+    assert (a.statistics().in_flight, a.statistics().waiting) == (0, 0)
+
+
+async def test_a_tenant_that_fills_the_queue_keeps_nobody_out() -> None:
+    a = admission(waiting=2)
+    order: list[str] = []
+
+    async def ask(tenant: str, name: str) -> None:
+        async with place(a, tenant=tenant):
+            order.append(name)
+
+    async with place(a):
+        flood = [asyncio.create_task(ask("default", name)) for name in "ab"]
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError):
+            await place(a).__aenter__()  # its own
+        other = asyncio.create_task(ask("other", "c"))
+        await asyncio.sleep(0)
+        a.check()
+        with pytest.raises(OverloadedError):
+            await flood[1]
+        with pytest.raises(OverloadedError):  # as many as the flood has left
+            await place(a, tenant="other").__aenter__()
+        assert a.statistics().waiting == 2
+    await asyncio.gather(flood[0], other)
+    assert sorted(order) == ["a", "c"]
+    assert (a.statistics().in_flight, a.statistics().waiting_bytes) == (0, 0)
+
+
 async def test_retry_after_follows_the_drain_rate() -> None:
     clock = ManualClock()
     a = admission(clock=clock)
@@ -90,9 +134,10 @@ async def test_retry_after_follows_the_drain_rate() -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_cancelled_at_any_moment_no_place_is_lost() -> None:
+@pytest.mark.parametrize("waiting", [1000, 4])
+async def test_cancelled_at_any_moment_no_place_is_lost(waiting: int) -> None:
     rng = random.Random(1)
-    a = admission(most=3, waiting=1000)
+    a = admission(most=3, waiting=waiting)
 
     async def ask() -> None:
         async with place(a, tenant=rng.choice(["default", "other"]), patience_s=rng.choice([0.001, 5.0])):
@@ -151,6 +196,15 @@ class TestThroughTheRouter:
             assert (await first).status == 200
             assert sum(len(worker.seen) for worker in r.workers.values()) == 1
 
+    async def test_a_deadline_that_passes_in_the_queue(self) -> None:
+        async with rig(max_concurrent=1) as r:
+            r["d0"].behaviour["local"] = r["p0"].behaviour["local"] = Behaviour("hang")
+            first = asyncio.create_task(r.post(WHOLE))
+            await r.until("/fleet", lambda fleet: fleet["in_flight"] == 1)
+            answer = await r.post(WHOLE, x_request_timeout="0.2")
+            assert (answer.status, answer.json["error"]["type"]) == (504, "deadline_exceeded")
+            first.cancel()
+
     async def test_deadlines(self) -> None:
         async with rig() as r:
             for name in ("d0", "p0"):
@@ -162,8 +216,11 @@ class TestThroughTheRouter:
             assert answer.events[-1]["error"]["type"] == "deadline_exceeded"
             for name in ("d0", "p0"):
                 r[name].behaviour["local"] = Behaviour("hang")
-            answer = await r.post(WHOLE, x_request_timeout="0.1")
-            assert (answer.status, "0.1 s" in answer.error) == (504, True)
+            for timeout_s in ("0.1", "1", "10"):  # the same
+                answer = await r.post(WHOLE, x_request_timeout=timeout_s)
+                assert answer.status == 504
+                if f"{timeout_s} s" in answer.error:
+                    break
             await happens(r["d0"].departed["local"])
             for bad in ("0", "-1", "soon", "1e9", "nan"):
                 assert (await r.post(WHOLE, x_request_timeout=bad)).status == 400

@@ -143,6 +143,11 @@ async def test_every_prompt_waits_for_a_place_and_the_list_holds_none() -> None:
         assert texts(answers[1]) == PROMPTS
 
 
+async def test_a_list_does_not_fill_the_queue_by_itself() -> None:
+    async with parrots(max_concurrent=1, max_queue=0) as r:
+        assert (await r.post(WHOLE)).status == 200
+
+
 async def test_a_client_that_leaves_takes_all_prompts_with_it() -> None:
     async with parrots() as r:
         r["d0"].behaviour["decode"] = Behaviour("stall", after=1)

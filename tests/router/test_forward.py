@@ -89,3 +89,24 @@ async def test_a_client_that_does_not_read_is_dropped() -> None:
         await happens(worker.departed["local"])
         assert worker.num_written < 400
         writer.transport.abort()
+
+
+@pytest.mark.parametrize("behaviour", [Behaviour("hang"), Behaviour("stall", after=1)])
+async def test_a_deadline_ends_what_is_passed_on(behaviour: Behaviour) -> None:
+    async with rig() as r:
+        r["d0"].behaviour["local"] = behaviour
+        for timeout_s in ("0.2", "2", "20"):  # on a busy machine the first may be over before the worker is asked
+            answer = await r.post(ASKED, path=PATH, x_request_timeout=timeout_s)
+            assert b"deadline_exceeded" in answer.body
+            if r["d0"].seen:
+                break
+        await happens(r["d0"].departed["local"])
+
+
+async def test_a_stream_that_has_begun_counts() -> None:
+    async with rig() as r:
+        r["d0"].behaviour["local"] = Behaviour("stall", after=1)
+        async with r.open(ASKED, path=PATH) as response:
+            await response.content.readany()
+            assert await r.num_running("d0") == 1
+        await r.until("/fleet", lambda fleet: fleet["in_flight"] == 0)

@@ -84,6 +84,16 @@ class Rig:
                 if condition(answer):
                     return answer
 
+    async def num_running(self, name: str) -> int:
+        """Return how many requests the router counts on a worker that says of itself, from now on, that none runs."""
+        self[name].engine = {"max_num_batched_tokens": 77}
+
+        def load(fleet: Any) -> Any:
+            return next(worker["load"] for worker in fleet["workers"] if worker["name"] == name)
+
+        said = await self.until("/fleet", lambda fleet: load(fleet)["max_num_batched_tokens"] == 77)
+        return int(load(said)["num_running"])
+
     async def until_ready(self, name: str, ready: bool = True) -> None:
         await self.until("/health", lambda health: health["workers"][name]["ready"] is ready)
 

@@ -2,7 +2,8 @@
 
 A request holds a place from here to its end, never while its body is still on the way. When all places are taken it
 waits, fairly among tenants (`fair`); when too many wait, or it waited too long, it is refused with a Retry-After that
-says when a place should be free, from the rate at which places became free lately.
+says when a place should be free, from the rate at which places became free lately. A tenant that fills the queue keeps
+nobody out of it: its last request is refused in favour of a tenant with fewer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from tollbridge.clock import Clock
-from tollbridge.errors import OverloadedError, UnavailableError
+from tollbridge.errors import DeadlineError, OverloadedError, UnavailableError
 from tollbridge.router.fair import FairQueue
 
 _NUM_RECENT = 64  # ends that the drain rate is taken from
@@ -35,6 +36,7 @@ class _Place:
 
     given: asyncio.Future[None]
     num_bytes: int
+    pushed_out: bool = False  # by a tenant that has fewer waiting; then `given` is done as well
 
 
 class Admission:
@@ -59,20 +61,30 @@ class Admission:
 
     @asynccontextmanager
     async def place(
-        self, tenant: str, *, work: float, num_bytes: int, patience_s: float, priority: int = 0
+        self,
+        tenant: str,
+        *,
+        work: float,
+        num_bytes: int,
+        patience_s: float,
+        left_s: float | None = None,
+        priority: int = 0,
     ) -> AsyncIterator[float]:
         """Hold a place, and yield the seconds that were waited for it, at most `patience_s`.
 
-        OverloadedError (429) when too many wait already, UnavailableError (503) when it waited too long.
+        OverloadedError (429) when too many wait already, UnavailableError (503) when it waited too long, DeadlineError
+        (504) when its own deadline, `left_s` from now, has passed before.
         """
+        if left_s is not None and left_s <= 0.0:
+            raise self._too_late()
         waited_s = 0.0
         if self._in_flight < self._max_in_flight and not self._queue:
             self._in_flight += 1
         else:
-            self._check_room(num_bytes)
+            self._make_room(tenant, num_bytes)
             place = _Place(asyncio.get_running_loop().create_future(), num_bytes)
             self._queue.push(tenant, place, work=work, priority=priority)
-            waited_s = await self._wait(tenant, place, patience_s)
+            waited_s = await self._wait(tenant, place, patience_s, left_s)
         try:
             yield waited_s
         finally:
@@ -100,22 +112,42 @@ class Admission:
         assert not self._queue or self._in_flight == self._max_in_flight, "nobody waits while a place is free"
         assert self._waiting_bytes >= 0
 
-    def _check_room(self, num_bytes: int) -> None:
-        if len(self._queue) >= self._max_waiting or self._waiting_bytes + num_bytes > self._max_waiting_bytes:
-            raise OverloadedError(
-                f"The router has {self._in_flight} requests in flight and {len(self._queue)} waiting, its bounds: "
-                "try again later.",
-                retry_after_s=self.retry_after_s(),
-            )
+    def _make_room(self, tenant: str, num_bytes: int) -> None:
+        """Let one more wait. Where too many do, the tenant with most for its weight gives up its last one."""
+        if self._waiting_bytes + num_bytes > self._max_waiting_bytes:
+            raise self._overloaded()
+        if len(self._queue) < self._max_waiting:
+            return
+        last = self._queue.push_out(tenant)
+        if last is None:
+            raise self._overloaded()
+        last.pushed_out = True
+        if not last.given.done():
+            last.given.set_result(None)
 
-    async def _wait(self, tenant: str, place: _Place, patience_s: float) -> float:
+    def _overloaded(self) -> OverloadedError:
+        return OverloadedError(
+            f"The router has {self._in_flight} requests in flight and {len(self._queue)} waiting, its bounds: "
+            "try again later.",
+            retry_after_s=self.retry_after_s(),
+        )
+
+    def _too_late(self) -> DeadlineError:
+        return DeadlineError(
+            f"The request's deadline passed before it had one of the router's {self._max_in_flight} places.",
+            retry_after_s=self.retry_after_s(),
+        )
+
+    async def _wait(self, tenant: str, place: _Place, patience_s: float, left_s: float | None) -> float:
         started_s = self._clock.monotonic()
         self._waiting_bytes += place.num_bytes
         try:
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(patience_s if left_s is None else min(patience_s, left_s)):
                 await place.given
         except TimeoutError:
             self._leave(tenant, place)
+            if left_s is not None and left_s <= patience_s:
+                raise self._too_late() from None
             raise UnavailableError(
                 f"The request waited {patience_s:g} s for one of the router's {self._max_in_flight} places: "
                 "try again later.",
@@ -126,11 +158,13 @@ class Admission:
             raise
         finally:
             self._waiting_bytes -= place.num_bytes
+        if place.pushed_out:
+            raise self._overloaded()
         return self._clock.monotonic() - started_s
 
     def _leave(self, tenant: str, place: _Place) -> None:
         """Give up waiting. A place that was given at the same moment goes to the next."""
-        if not self._queue.remove(tenant, place):
+        if not place.pushed_out and not self._queue.remove(tenant, place):
             self._in_flight -= 1
             self._hand_on()
 

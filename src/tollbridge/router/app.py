@@ -178,7 +178,7 @@ async def generate(request: web.Request) -> web.StreamResponse:
             try:
                 with trace.span("admission", id=request_id, tenant=request[TENANT]):
                     call = await ingress.read(request, context.config.router, request_id, context.bodies)
-                    queue_s = await stack.enter_async_context(context.place(call, request[TENANT]))
+                    queue_s = await stack.enter_async_context(context.place(call, request[TENANT], arrived_s))
                 with trace.span("decide", policy=call.override or context.config.router.policy):
                     decision = await decide_call(context, call)
             except BaseException as error:
@@ -197,10 +197,11 @@ async def generate(request: web.Request) -> web.StreamResponse:
 async def pass_on(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     context.drain.check()
+    arrived_s = context.clock.monotonic()
     with context.name(request[REQUEST_ID]) as request_id:
         call = await ingress.read(request, context.config.router, request_id, context.bodies)
-        async with context.place(call, request[TENANT]):
-            return await forward.forward(context, call, request)
+        async with context.place(call, request[TENANT], arrived_s):
+            return await forward.forward(context, call, request, context.left_s(call, arrived_s))
 
 
 @web.middleware

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -74,13 +73,22 @@ class Context:
             self.active.discard(request_id)
             self.drain.left()
 
+    def left_s(self, call: Call, arrived_s: float) -> float | None:
+        """Return what is left of the deadline of `call`, which came at `arrived_s`; None without one."""
+        if call.timeout_s is None:
+            return None
+        return max(call.timeout_s - (self.clock.monotonic() - arrived_s), 0.0)
+
     @asynccontextmanager
-    async def place(self, call: Call, tenant: str) -> AsyncIterator[float]:
+    async def place(self, call: Call, tenant: str, arrived_s: float) -> AsyncIterator[float]:
         """Hold one of the places for requests in flight; yield the seconds waited for it. See `Admission.place`."""
-        patience_s = min(call.timeout_s or math.inf, self.config.router.queue_timeout_s)
-        work, num_bytes = 1.0 + call.body_bytes, call.body_bytes
         async with self.admission.place(
-            tenant, work=work, num_bytes=num_bytes, patience_s=patience_s, priority=call.priority
+            tenant,
+            work=1.0 + call.body_bytes,
+            num_bytes=call.body_bytes,
+            patience_s=self.config.router.queue_timeout_s,
+            left_s=self.left_s(call, arrived_s),
+            priority=call.priority,
         ) as waited_s:
             self.metrics.queue.labels(tenant).observe(waited_s)
             yield waited_s

@@ -67,6 +67,21 @@ class FairQueue(Generic[T]):
         self._size -= 1
         return True
 
+    def push_out(self, tenant: str) -> T | None:
+        """Take out the last request of whoever has most waiting for its weight, so that one of `tenant` may wait.
+
+        None when `tenant` would then have as many itself.
+        """
+        longest = max(self._tenants.values(), key=lambda one: len(one.waiting) / one.weight)
+        mine = self._tenants[tenant]
+        if len(longest.waiting) / longest.weight <= (len(mine.waiting) + 1) / mine.weight:
+            return None
+        last = max(longest.waiting)
+        longest.waiting.remove(last)
+        heapq.heapify(longest.waiting)
+        self._size -= 1
+        return last[3]
+
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
         assert self._size == sum(len(tenant.waiting) for tenant in self._tenants.values())

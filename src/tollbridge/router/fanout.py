@@ -58,7 +58,8 @@ class Fanout:
                 "send the rest in another request.",
                 param="prompt",
             )
-        self._gate = asyncio.Semaphore(context.limits.max_prompts_at_once)
+        # No more than there are places: otherwise a list could fill a short queue by itself, and be refused for it.
+        self._gate = asyncio.Semaphore(min(context.limits.max_prompts_at_once, context.config.router.max_concurrent))
         self._list = _List(client, len(self._prompts))
 
     async def run(self) -> web.StreamResponse:
@@ -85,7 +86,7 @@ class Fanout:
             try:
                 with self._context.name(f"{self._call.id[:119]}-{index}") as request_id:
                     call = self._part_call(index, request_id)
-                    async with self._context.place(call, self._arrival.tenant) as queue_s:
+                    async with self._context.place(call, self._arrival.tenant, self._arrival.at_s) as queue_s:
                         flow = await self._flow(call, part, queue_s)
                         answer = await flow.run()
             except TollbridgeError as error:  # no place, nobody ready
@@ -216,5 +217,6 @@ class _List:
         """Tell the client: by the status when it has nothing yet, else by an error event and an end without [DONE]."""
         if self.client.response is None:
             return answer
-        assert isinstance(answer.body, bytes)
+        if not isinstance(answer.body, bytes):  # of a client that left just as the stream began
+            return self.client.response
         return await self.client.end_stream(sse.event(answer.body))

@@ -80,8 +80,7 @@ class Flow:
         self._client = client
         self._outcome = Outcome(context, call, decision, arrival)
         context.budget.deposit()
-        passed_s = context.clock.monotonic() - arrival.at_s
-        self._left_s = None if call.timeout_s is None else max(call.timeout_s - passed_s, 0.0)
+        self._left_s = context.left_s(call, arrival.at_s)
         self._trace = arrival.trace
         self._relay = Relay(context, client, self._outcome, begin=self._begin, finish=self._finish)
         self._headers = legs.headers_for(call)

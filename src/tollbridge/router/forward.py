@@ -11,7 +11,7 @@ import asyncio
 import msgspec
 from aiohttp import web
 
-from tollbridge.errors import TollbridgeError, UnsupportedError, UpstreamError
+from tollbridge.errors import DeadlineError, TollbridgeError, UnsupportedError, UpstreamError
 from tollbridge.policy.rules import least_loaded
 from tollbridge.router import legs
 from tollbridge.router.context import Context
@@ -34,8 +34,8 @@ _STREAM_HEADERS = {
 }
 
 
-async def forward(context: Context, call: Call, http: web.Request) -> web.StreamResponse:
-    """Return the answer of the least loaded ready worker that serves the call's model.
+async def forward(context: Context, call: Call, http: web.Request, left_s: float | None) -> web.StreamResponse:
+    """Return the answer of the least loaded ready worker that serves the call's model, within `left_s`.
 
     UnsupportedError for a stream where these paths have none.
     """
@@ -44,21 +44,24 @@ async def forward(context: Context, call: Call, http: web.Request) -> web.Stream
     chosen = least_loaded(context.fleet.view(call.model).ready(), first="decode")
     stream = _Stream(http, context.limits.max_event_bytes, context.config.router.idle_timeout_s)
     try:
-        return await _ask(context, call, context.fleet[chosen.name], stream)
+        async with asyncio.timeout(left_s):
+            return await _ask(context, call, context.fleet[chosen.name], stream)
     except (ClientGoneError, ConnectionResetError):
         return stream.drop()
+    except TimeoutError:
+        late = DeadlineError(f"The request did not end within {call.timeout_s:g} s, its deadline.")
+        return await stream.fail(late)
     except TollbridgeError as error:
-        if stream.response is None:
-            raise
         return await stream.fail(error)
 
 
 async def _ask(context: Context, call: Call, worker: Worker, stream: _Stream) -> web.StreamResponse:
     body, headers = legs.local_body(call), legs.headers_for(call)
     async with deadline(worker, context.config.router.first_byte_timeout_s) as limit:
-        with context.fleet.serving(worker, "decode"):
+        with context.fleet.serving(worker, "decode") as prefilled:
             async with context.upstream.request(worker, "POST", call.path, body=body, headers=headers) as answer:
                 if answer.status == 200 and answer.content_type == EVENT_STREAM:
+                    prefilled()
                     return await stream.relay(answer, limit)
                 whole = await context.upstream.read(worker, answer)
     failure = failure_of(worker, answer.status, whole)
@@ -105,8 +108,12 @@ class _Stream:
         return data[:end]
 
     async def fail(self, error: TollbridgeError) -> web.StreamResponse:
-        """End the stream with an error event, in the shape of a response's, and as other streams have it."""
-        assert self.response is not None
+        """End the stream with an error event, in the shape of a response's, and as other streams have it.
+
+        Raises `error` when no stream has begun.
+        """
+        if self.response is None:
+            raise error
         told = error_body(error)
         event = {"type": "error", "code": told.error.type, "message": error.message, "param": None, "error": told.error}
         try:
