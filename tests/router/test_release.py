@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 
 from tests.support.router_rig import PATIENCE_S, QUICK, happens, rig
-from tests.support.stub_worker import Behaviour, StubWorker
+from tests.support.stub_worker import SECRET, Behaviour, StubWorker, stubs
 from tollbridge.clock import SystemClock
 from tollbridge.config.cluster import WorkerConfig
+from tollbridge.router import legs, release
 from tollbridge.router.fleet import Fleet
 from tollbridge.router.limits import Limits
 from tollbridge.router.release import MAX_PENDING, Releaser
@@ -76,20 +78,42 @@ async def test_stock_worker_without_the_path_does_no_harm() -> None:
         assert (await r.post(STREAM, policy="split")).status == 200  # retried locally on p0
 
 
-async def test_messages_under_way_are_bounded_and_end_with_the_router() -> None:
-    hung = await asyncio.start_server(lambda reader, writer: asyncio.Event().wait(), "127.0.0.1", 0)  # type: ignore[arg-type,return-value]
+async def test_messages_under_way_go_out_before_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "TIMEOUT_S", PATIENCE_S)
+    stub = StubWorker("p0")
+    (params,) = legs.params_for(("prefill",), transfer_id="0" * 32, kv=("h", 1), expires=60.0, secret=SECRET)
+    body = msgspec.json.encode({"kv_transfer_params": legs.transfer(params)})
+    async with stubs(stub), Upstream(QUICK) as upstream:
+        releaser = Releaser(upstream)
+        releaser.send(Fleet([stub.config], clock=SystemClock())["p0"], RELEASE_PATH, body, transfer=params.transfer_id)
+        await releaser.close()
+        assert stub.released.get_nowait() == params.transfer_id
+
+
+async def test_messages_under_way_are_bounded_and_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(release, "MAX_PENDING", 4)
+    monkeypatch.setattr(release, "TIMEOUT_S", 0.1)
+    writers: list[asyncio.StreamWriter] = []
+
+    async def hang(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
+
+    hung = await asyncio.start_server(hang, "127.0.0.1", 0)
     port = hung.sockets[0].getsockname()[1]
     workers = [WorkerConfig(name="p0", url=f"http://127.0.0.1:{port}")]
     fleet = Fleet(workers, clock=SystemClock())
     async with Upstream(Limits()) as upstream:
         releaser = Releaser(upstream)
-        for _ in range(MAX_PENDING + 10):
+        for _ in range(14):
             releaser.send(fleet["p0"], RELEASE_PATH, b"{}", transfer="0" * 32)
-        assert len([task for task in asyncio.all_tasks() if task.get_name() == "release-send"]) == MAX_PENDING
+        assert len([task for task in asyncio.all_tasks() if task.get_name() == "release-send"]) == 4
         async with asyncio.timeout(PATIENCE_S):
             await releaser.close()
         assert not [task for task in asyncio.all_tasks() if task.get_name() == "release-send"]
     hung.close()
+    for writer in writers:
+        writer.transport.abort()
+    await asyncio.sleep(0.01)  # the transports close in the next rounds of the loop
 
 
 async def test_worker_that_hangs_with_open_connections_is_given_up() -> None:

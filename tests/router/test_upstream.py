@@ -14,7 +14,7 @@ import trustme
 from tests.support.router_rig import PATIENCE_S
 from tollbridge.config.cluster import WorkerConfig
 from tollbridge.errors import UpstreamError
-from tollbridge.router.exchange import MAX_KEPT_BYTES
+from tollbridge.router.exchange import MAX_KEPT_BYTES, Exchange
 from tollbridge.router.fleet import Worker
 from tollbridge.router.limits import Limits
 from tollbridge.router.upstream import Upstream, deadline
@@ -324,3 +324,41 @@ async def test_tls_is_the_same_path(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert await ask(upstream, w.worker, body=bytes(2 << 20)) == (200, b"ok")
         assert await ask(upstream, w.worker) == (200, b"ok")
         assert w.num_connections == 1
+
+
+class FullTransport(asyncio.Transport):
+    """Is full from the first byte on: of a socket nobody knows when it is."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__()
+        self._exchange = exchange
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._exchange.pause_writing()
+
+
+@pytest.mark.parametrize("answer", [b"SSH-2.0\r\n", b"HTTP/1.1 200 OK\r\nContent-Encoding: br\r\n\r\n", OK])
+async def test_an_answer_of_any_kind_ends_the_wait_for_room(answer: bytes) -> None:
+    exchange = Exchange()
+    exchange.connection_made(FullTransport(exchange))
+    worker = Worker(config=WorkerConfig(name="w0", url="http://w0:1"), url="")
+    asked = asyncio.create_task(exchange.ask(worker, b"", bytes(1 << 20)))
+    await asyncio.sleep(0)
+    exchange.data_received(answer)
+    async with asyncio.timeout(PATIENCE_S):
+        if answer == OK:
+            assert (await asked).status == 200
+        else:
+            with pytest.raises(UpstreamError, match="w0 broke off its answer"):
+                await asked
+
+
+async def test_a_worker_that_has_left_keeps_no_connection() -> None:
+    """A message to it may be under way when it is forgotten."""
+    async with scripted(saying(OK)) as (upstream, w):
+        async with upstream.request(w.worker, "POST", "/path", body=b"{}") as answer:
+            w.worker.left = True
+            upstream.forget(w.worker)
+            await upstream.read(w.worker, answer)
+        await w.gone.wait()
+        assert upstream.statistics().num_idle == 0

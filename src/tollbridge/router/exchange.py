@@ -205,6 +205,7 @@ class Exchange(asyncio.Protocol):
             body = parser.feed(data)
         except MalformedError as error:
             answer.broken(str(error))
+            self._let_write()
             return
         if not answer.status and parser.status:
             self._begin(answer)
@@ -235,12 +236,12 @@ class Exchange(asyncio.Protocol):
     # --- inside
 
     def _begin(self, answer: Answer) -> None:
+        self._let_write()  # an answer that comes early does not care for the rest of the request
         encoding = self._parser.headers.get(b"content-encoding", b"identity")
         if encoding != b"identity":
             answer.broken(f"it is encoded ({encoding[:40]!r}), which the router did not allow")
             return
         answer.began(self._parser.status, self._parser.content_type)
-        self._let_write()  # an answer that comes early does not care for the rest of the request
 
     async def _send(self, answer: Answer, head: bytes, body: bytes) -> None:
         """Write head and body; a long body piece by piece, as the worker takes it, until it answers."""

@@ -32,6 +32,7 @@ class Releaser:
     def __init__(self, upstream: Upstream) -> None:
         self._upstream = upstream
         self._tasks: set[asyncio.Task[object]] = set()
+        self._legs: set[asyncio.Task[object]] = set()  # those of them that are no messages
 
     def send(self, worker: Worker, path: str, body: bytes, *, transfer: str) -> None:
         """Send `body` in the background; what is answered does not matter."""
@@ -47,6 +48,7 @@ class Releaser:
             await asyncio.wait({task})
         except asyncio.CancelledError:
             self._own(task)
+            self._legs.add(task)
             if len(self._tasks) > MAX_PENDING:
                 log.warning("leg ended with its request: too many go on")
                 task.cancel()
@@ -59,14 +61,15 @@ class Releaser:
 
     def _ended(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
+        self._legs.discard(task)
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception) and not isinstance(error, TollbridgeError):
             log.error("outliving leg failed", exc_info=error)
 
     async def close(self) -> None:
-        """Cancel what is still under way."""
-        for task in self._tasks:
-            task.cancel()
+        """Let the messages go out, which takes `TIMEOUT_S` at most; cancel the legs that are still under way."""
+        for leg in self._legs:
+            leg.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _send(self, worker: Worker, path: str, body: bytes, transfer: str) -> None:

@@ -73,7 +73,7 @@ class Upstream:
         except BaseException:
             exchange.abort()
             raise
-        if exchange.is_reusable:
+        if exchange.is_reusable and not worker.left:  # of one that has left, `forget` may have come before
             self._keep(origin, exchange)
         else:
             exchange.abort()
