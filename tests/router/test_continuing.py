@@ -89,6 +89,18 @@ async def test_ids_that_the_client_asked_for_are_each_told_once() -> None:
             assert told == [100, 101, 102, 103]
 
 
+async def test_nor_again_when_the_next_worker_fails_before_it_says_them() -> None:
+    """A stop string moves the seam back: some tokens that the client has are generated again."""
+    async with rig(*two(), StubWorker("d2", "decode")) as r:
+        breaking(r, 3)
+        r["d1"].behaviour["local"] = Behaviour("die")
+        answer = await r.post(STREAM | {"return_token_ids": True, "stop": "xyz!"}, x_request_id="twice")
+        assert text_of(answer) == "Hello world"
+        told = [i for e in answer.events if e != "[DONE]" for c in e["choices"] for i in c["token_ids"]]
+        assert told == [100, 101, 102, 103]
+        assert (await r.record("twice"))["happened"]["continued_at"] == [2, 2]
+
+
 async def test_a_lost_end_needs_no_worker() -> None:
     async with rig(*two()) as r:
         breaking(r, 4)  # all tokens and the finish, then nothing
@@ -199,3 +211,46 @@ async def test_a_long_answer_closes_the_breaker_with_its_first_word() -> None:
         async with r.open(STREAM) as response:
             await response.content.readuntil(b"\n\n")
             assert (await r.get("/health")).json["workers"]["d0"]["suspect"] is False
+
+
+@pytest.mark.parametrize(("more", "after"), [(USAGE, 5), (USAGE, 6), ({"logprobs": 1}, 5)])
+async def test_what_was_told_of_the_end_is_not_told_again(more: dict[str, Any], after: int) -> None:
+    """The connection breaks behind the usage, or behind [DONE], whether the stream could be continued or not."""
+    async with rig(*two()) as r:
+        breaking(r, after)
+        answer = await r.post(STREAM | more, x_request_id="ended")
+        assert text_of(answer) == "Hello world"
+        assert answer.events.count("[DONE]") == 1
+        assert answer.events[-1] == "[DONE]"
+        assert sum("usage" in event for event in answer.events[:-1]) == len(more.keys() & USAGE.keys())
+        happened = (await r.record("ended"))["happened"]
+        assert (happened["status"], happened["completion_tokens"]) == ("ok", 4)
+
+
+async def test_a_lost_end_needs_no_worker_at_all() -> None:
+    async with rig(StubWorker("d0")) as r:
+        breaking(r, 4)
+        answer = await r.post(STREAM | USAGE, x_request_id="lost")
+        assert (text_of(answer), answer.events[-1]) == ("Hello world", "[DONE]")
+        decision = (await r.record("lost"))["decision"]
+        assert (decision["decode"], decision["reason"]) == ("d0", "continued")
+        assert "only its end was lost" in decision["why"]
+
+
+async def test_a_worker_that_cannot_detokenize_is_passed_over() -> None:
+    workers = *two(), StubWorker("d2", "decode")
+    workers[1].detokenizes = False
+    async with rig(*workers) as r:
+        breaking(r, 2)
+        answer = await r.post(STREAM, x_request_id="over")
+        assert text_of(answer) == "Hello world"
+        assert (await r.record("over"))["decision"]["decode"] == "d2"
+
+
+async def test_a_continued_stream_counts_as_one_that_runs() -> None:
+    async with rig(*two()) as r:
+        breaking(r, 2)
+        r["d1"].behaviour["local"] = Behaviour("stall", after=1)
+        async with r.open(STREAM) as response:
+            await response.content.readuntil(b" wor")
+            assert await r.num_running("d1") == 1

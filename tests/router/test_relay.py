@@ -11,6 +11,7 @@ from tests.support.router_rig import rig
 from tests.support.stub_worker import Behaviour
 from tollbridge.clock import ManualClock
 from tollbridge.router.relay import Pipe
+from tollbridge.router.stream import EventFilter
 
 STREAM = {"prompt": "Hello", "max_tokens": 8, "stream": True, "stream_options": {"include_usage": True}}
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -106,7 +107,7 @@ def test_the_longest_gap_of_a_stream_is_found_across_its_workers() -> None:
     clock, reader = ManualClock(), _Reader()
 
     def pipe(last_s: float | None) -> Pipe:
-        return Pipe(None, None, reader, reader, 1.0, clock, last_s)  # type: ignore[arg-type]
+        return Pipe(None, EventFilter(1), reader, reader, 1.0, clock, last_s)  # type: ignore[arg-type]
 
     first = pipe(None)
     for pause_s in (9.0, 0.1, 0.3, 0.2):  # nothing is before the first piece

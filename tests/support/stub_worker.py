@@ -81,6 +81,7 @@ class StubWorker:
         self.tokens = ["Hel", "lo", " wor", "ld"]
         self.offers_ids = True  # has /inference/v1/generate
         self.names_ids = True  # answers `return_token_ids`
+        self.detokenizes = True  # has /detokenize
         self.parrot = False  # generate the prompt's own characters instead of `tokens`
         self.refuses: object = None  # a prompt that is the client's mistake
         self.prompt_tokens = 100
@@ -109,7 +110,8 @@ class StubWorker:
         if self.offers_ids:
             app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_post("/tokenize", self._tokenize)
-        app.router.add_post("/detokenize", self._detokenize)
+        if self.detokenizes:
+            app.router.add_post("/detokenize", self._detokenize)
         app.router.add_post(wire.RELEASE_PATH, self._release)
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)

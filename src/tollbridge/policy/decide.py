@@ -67,7 +67,11 @@ def after_prefill_failure(failed: Decision, reason: str = "prefill_failed") -> D
 
 
 def after_break(failed: Decision, worker: str, num_tokens: int) -> Decision:
-    """Return the decision about the rest of a stream that broke off after `num_tokens` tokens: on `worker`."""
+    """Return the decision about the rest of a stream that broke off after `num_tokens` tokens: on `worker`.
+
+    That is the failed one where only the end was lost, which the router writes itself.
+    """
+    rest = "only its end was lost" if worker == failed.decode else f"{worker} continues"
     return msgspec.structs.replace(
         failed,
         choice="local",
@@ -75,7 +79,7 @@ def after_break(failed: Decision, worker: str, num_tokens: int) -> Decision:
         prefill=None,
         transfer_id=None,
         reason="continued",
-        why=f"{failed.decode} broke off after {num_tokens} tokens: {worker} continues.",
+        why=f"{failed.decode} broke off after {num_tokens} tokens: {rest}.",
         terms={},
     )
 

@@ -42,7 +42,7 @@ class CannotContinueError(Exception):
 class Continuation:
     """The next leg of a broken stream. Without `body` nothing is left to generate: `rest` ends the stream."""
 
-    worker: Worker
+    worker: str  # its name
     body: bytes = b""
     passed: Callable[[bytes], bytes] | None = None
     num_kept: int = 0
@@ -57,12 +57,17 @@ class Continuing:
         self._embedded = all(worker.config.engine == "embedded" for worker in context.fleet)
         self._resumable = maybe_resumable(call, embedded=self._embedded)
         self._obstacle = obstacle_of(call.body, embedded=self._embedded)
-        self._told = Transcript()
         self._num_continued = 0
         self.call = call
-        self.listener: Listener | None = None
         if self._resumable is not None:
             self.call = with_token_ids(call, secrets.randbits(62) if self._embedded else None)
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Forget what a worker has told that the client does not have: another is asked for all of it."""
+        self._told = Transcript()
+        self.listener: Listener | None = None
+        if self._resumable is not None:
             self.listener = Listener(self._told, wants_ids=self._resumable.wants_ids)
 
     @property
@@ -72,6 +77,8 @@ class Continuing:
     async def next_leg(self, failed: str) -> Continuation:
         """Return how the stream goes on without worker `failed`; CannotContinueError when it does not."""
         resumable = self._check()
+        if self._told.finish_reason is not None:  # only the end of the stream was lost: nobody is needed for that
+            return self._rest(resumable, failed, len(self._told.ids))
         tried = frozenset({failed})
         while True:
             worker = self._worker(tried, failed)
@@ -111,8 +118,6 @@ class Continuing:
 
     async def _leg(self, resumable: Resumable, worker: Worker) -> Continuation:
         told = self._told
-        if told.finish_reason is not None:  # only the end of the stream was lost
-            return Continuation(worker=worker, rest=ending(told, resumable), num_kept=len(told.ids))
         seam = await find_seam(lambda ids: self._detokenize(worker, ids), told, resumable.stop)
         if seam is None:
             raise CannotContinueError("seam")
@@ -121,11 +126,14 @@ class Continuing:
         prompt = [*(told.prompt_ids or []), *told.ids[: seam.cut]]
         room = _room(worker, len(prompt))
         if resumable.max_tokens == seam.cut or room == 0:
-            return Continuation(worker=worker, rest=ending(told, resumable), num_kept=seam.cut)
+            return self._rest(resumable, worker.name, seam.cut)
         if not self._context.budget.withdraw():
             raise CannotContinueError("budget")
         body = continuation_body(self.call, resumable, prompt, num_kept=seam.cut, room=room, embedded=self._embedded)
-        return Continuation(worker=worker, body=body, passed=self._splice(resumable, seam), num_kept=seam.cut)
+        return Continuation(worker=worker.name, body=body, passed=self._splice(resumable, seam), num_kept=seam.cut)
+
+    def _rest(self, resumable: Resumable, worker: str, num_kept: int) -> Continuation:
+        return Continuation(worker=worker, rest=ending(self._told, resumable), num_kept=num_kept)
 
     def _splice(self, resumable: Resumable, seam: Seam) -> Splice:
         return Splice(self._told, resumable, seam)
@@ -140,7 +148,7 @@ class Continuing:
         ):
             answer = await upstream.read(worker, response)
         failure = failure_of(worker, response.status, answer)
-        if failure is not None:
+        if isinstance(failure, UnavailableError):
             raise failure
         try:
             return msgspec.json.decode(answer, type=_Text).prompt

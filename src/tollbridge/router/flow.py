@@ -154,7 +154,7 @@ class Flow:
         except CannotContinueError as why:
             raise self._broken(error, why.reason) from error
         num_prompt_tokens = self._continuing.num_prompt_tokens
-        decision = after_break(self.decision, leg.worker.name, leg.num_kept)
+        decision = after_break(self.decision, leg.worker, leg.num_kept)
         self._outcome.continued(decision, num_prompt_tokens=num_prompt_tokens, num_kept=leg.num_kept)
         return leg
 
@@ -184,6 +184,7 @@ class Flow:
                 "that this one is not: try again in a moment."
             )
         self._outcome.retry(decision)
+        self._continuing.begin_again()
 
     async def _give_up(self, error: TollbridgeError) -> web.StreamResponse:
         """Tell the client: by the status when it has nothing yet, else by an error event and an end without [DONE]."""
@@ -219,6 +220,7 @@ class Flow:
                 ask_usage = splits.asks_usage(self._call, decode)
                 response = await self._decode_leg(split.decode() or b"", split.headers, hide_usage=ask_usage)
         except ExceptionGroup as failures:
+            _raise_if_cancelled()
             _raise_worst(failures)
         finally:
             moved()
@@ -295,6 +297,8 @@ class Flow:
                     self._fleet.serving(worker, "decode", num_choices=self._outcome.num_choices, **work) as prefilled,
                 ):
                     self._at_first_token.append(prefilled)
+                    if self._client.response is not None:  # it continues a stream, which has its first token
+                        prefilled()
                     headers = {**headers, **span.headers}
                     async with upstream.request(
                         worker, "POST", path or self._call.path, body=body, headers=headers
@@ -302,6 +306,8 @@ class Flow:
                         return await self._relay.answer(worker, response, limit, hide_usage=hide_usage, passed=passed)
         except UnavailableError as error:
             self._failed(worker, "decode", error)
+            if self._relay.is_complete:  # the client has all of it: how the connection ended is no matter
+                return await self._relay.finish(b"")
             raise
 
     def _failed(self, worker: Worker, leg: Leg, error: UnavailableError) -> None:
@@ -332,6 +338,13 @@ class Flow:
                 await asyncio.wait({prefill}, timeout=self._context.limits.prefill_grace_s)
             prefill.cancel()
         self._outcome.end()
+
+
+def _raise_if_cancelled() -> None:
+    """Before Python 3.13 a group whose task fails forgets that it was cancelled meanwhile: by a deadline, or a list."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def _raise_worst(failures: ExceptionGroup[Exception]) -> NoReturn:

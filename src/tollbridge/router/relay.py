@@ -48,6 +48,12 @@ class Relay:
         self._finish = finish
         self._idle_s = context.config.router.idle_timeout_s
         self._last_s: float | None = None  # when the stream was written to, by whichever worker's pipe
+        self._whole_stream: EventFilter | None = None  # the one whose [DONE] the client has
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the client has all of a stream."""
+        return self._whole_stream is not None
 
     async def answer(
         self,
@@ -69,6 +75,8 @@ class Relay:
 
     async def finish(self, rest: bytes) -> web.StreamResponse:
         """End a stream whose worker was lost when all but `rest` had been sent."""
+        if self._whole_stream is not None:
+            self._note(self._whole_stream)
         self._outcome.answered(200)
         await self._finish()
         return await self._client.end_stream(rest)
@@ -111,14 +119,14 @@ class Relay:
                     await answer.pour(pipe)
             finally:
                 self._last_s = pipe.last_s
+                self._whole_stream = events if pipe.is_complete else None
                 self._outcome.relayed(pipe.num_chunks, pipe.longest_gap_s)
         limit.waiting_for_client = True
         self._refuse_failure(worker, events)
         return await self._end(worker, events)
 
     async def _end(self, worker: Worker, events: EventFilter) -> web.StreamResponse:
-        self._outcome.usage = events.usage()
-        self._outcome.decode_done(events.report)
+        self._note(events)
         if events.error:
             return await self._end_with_error(worker, events.error)
         if not events.finished or self._client.response is None:
@@ -127,6 +135,10 @@ class Relay:
         self._context.fleet.succeeded(worker)
         await self._finish()
         return await self._client.end_stream()
+
+    def _note(self, events: EventFilter) -> None:
+        self._outcome.usage = events.usage()
+        self._outcome.decode_done(events.report)
 
     async def _end_with_error(self, worker: Worker, error: bytes) -> web.StreamResponse:
         """Relay an error event that is the client's to see."""
@@ -164,6 +176,7 @@ class Pipe:
         self.num_chunks = 0
         self.longest_gap_s = 0.0
         self.last_s = last_s
+        self.is_complete = False  # [DONE] has been sent
 
     def __call__(self, data: bytes) -> bool:
         """Pass on the events that `data` completes; False behind an error event."""
@@ -189,6 +202,7 @@ class Pipe:
         if self.last_s is not None and now_s - self.last_s > self.longest_gap_s:
             self.longest_gap_s = now_s - self.last_s
         self.last_s = now_s
+        self.is_complete = self._events.finished
         self.num_chunks += 1
         self._limit.extend(self._idle_s)
         if self._client.is_full and not self._limit.waiting_for_client:

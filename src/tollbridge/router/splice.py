@@ -42,9 +42,9 @@ class Splice:
         self._told, self._resumable = told, resumable
         self._num_kept = seam.cut
         self._overlap = seam.overlap
-        # Tokens that nobody has seen may as well be drawn anew.
         self._again = list(seam.again) if seam.overlap or resumable.wants_ids else []
-        told.cut_back(seam.cut)
+        if not self._again:  # tokens that nobody has seen may as well be drawn anew
+            told.cut_back(seam.cut)
 
     def __call__(self, raw: bytes) -> bytes:
         data = sse.data(raw)
@@ -61,7 +61,7 @@ class Splice:
         ids, said = choice.token_ids or [], choice.said
         fresh = self._fresh_ids(ids)
         text = self._fresh_text(said, ended=choice.finish_reason is not None)
-        self._told.add(ids, text, choice.finish_reason)
+        self._told.add(fresh, text, choice.finish_reason)
         if not text and choice.finish_reason is None and not (fresh and self._resumable.wants_ids):
             return b""
         fields: dict[str, Any] = {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
@@ -96,9 +96,10 @@ def chunk_event(
 
 
 def usage_event(told: Transcript, resumable: Resumable, num_kept: int, chunk: Chunk) -> bytes:
-    """Return the usage chunk of the whole answer, nothing where the client did not ask for it."""
-    if not resumable.wants_usage or chunk.usage is None:
+    """Return the usage chunk of the whole answer, nothing where the client did not ask for it or has it."""
+    if not resumable.wants_usage or chunk.usage is None or told.has_usage:
         return b""
+    told.has_usage = True
     usage = _usage(told, num_kept, chunk)
     return sse.event(_encode(told, resumable.kind == "chat", {"choices": [], "usage": usage}))
 

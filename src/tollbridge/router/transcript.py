@@ -58,6 +58,7 @@ class Transcript:
     ids: list[int] = field(default_factory=list)  # generated, as told
     pieces: list[tuple[int, str]] = field(default_factory=list)  # per chunk: number of ids, text
     finish_reason: str | None = None
+    has_usage: bool = False  # the usage chunk was told
     envelope: Chunk | None = None  # id, created and model of the first chunk
     obstacle: str | None = None  # a code of `resume.OBSTACLES`
 
@@ -72,6 +73,7 @@ class Transcript:
             return
         if self.envelope is None:
             self.envelope = Chunk(id=chunk.id, created=chunk.created, model=chunk.model)
+        self.has_usage |= not chunk.choices and chunk.usage is not None
         for choice in chunk.choices:
             self.prompt_ids = self.prompt_ids or choice.prompt_token_ids or chunk.prompt_token_ids
             self._note_obstacle(choice)
