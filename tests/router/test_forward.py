@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 
+import msgspec
 import pytest
 
-from tests.support.router_rig import happens, rig
+from tests.support.router_rig import QUICK, happens, rig
 from tests.support.stub_worker import Behaviour
 
 PATH = "/v1/responses"
@@ -33,6 +34,14 @@ async def test_a_failure_before_the_stream_is_a_status(mode: str) -> None:
         answer = await r.post(ASKED, path=PATH)
         assert answer.status == 502
         assert "Worker" in answer.error
+
+
+@pytest.mark.parametrize("behaviour", [Behaviour("die"), Behaviour("error", status=503)])
+async def test_a_worker_that_failed_is_checked_at_once(behaviour: Behaviour) -> None:
+    async with rig(limits=msgspec.structs.replace(QUICK, poll_interval_s=60.0)) as r:
+        r["d0"].behaviour["local"], r["d0"].draining = behaviour, True
+        assert (await r.post(ASKED, path=PATH)).status >= 500
+        await r.until_ready("d0", False)
 
 
 async def test_a_failure_within_the_stream_is_an_event() -> None:

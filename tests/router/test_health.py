@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from tests.support.router_rig import rig
+from tests.support.router_rig import QUICK, rig
 from tests.support.stub_worker import Behaviour, StubWorker
 from tollbridge.router.limits import Limits
 
@@ -22,6 +23,15 @@ async def test_draining_worker_takes_nothing_new() -> None:
         await r.until_ready("d0", False)
         assert (await r.post({"prompt": "a"})).decision["decode"] == "p0"
         assert "draining" in (await r.get("/health")).json["workers"]["d0"]["detail"]
+
+
+async def test_worker_that_refuses_is_asked_at_once_whether_it_drains() -> None:
+    """Who refuses at once has the fewest requests in flight: until the next check it would get all of them."""
+    async with rig(limits=msgspec.structs.replace(QUICK, poll_interval_s=60.0)) as r:
+        r["d0"].draining = True
+        r["d0"].behaviour["local"] = Behaviour("error", status=503)
+        assert (await r.post({"prompt": "a"})).decision["decode"] == "p0"
+        await r.until_ready("d0", False)
 
 
 async def test_worker_without_kv_takes_no_part_in_splits() -> None:

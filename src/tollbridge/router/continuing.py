@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tollbridge.errors import TollbridgeError, UnavailableError, UpstreamError
+from tollbridge.errors import TollbridgeError, UnavailableError
 from tollbridge.policy.rules import least_loaded
 from tollbridge.router import legs
 from tollbridge.router.context import Context
@@ -85,8 +85,7 @@ class Continuing:
             try:
                 return await self._leg(resumable, worker)
             except UnavailableError as error:
-                if isinstance(error, UpstreamError):
-                    self._context.fleet.failed(worker)
+                self._context.fleet.noticed(worker, error)
                 tried |= {worker.name}
 
     def _check(self) -> Resumable:

@@ -18,7 +18,7 @@ import msgspec
 
 from tollbridge.clock import Clock
 from tollbridge.config.cluster import WorkerConfig
-from tollbridge.errors import ConfigError, ModelNotFoundError, UnavailableError
+from tollbridge.errors import ConfigError, ModelNotFoundError, OverloadedError, UnavailableError, UpstreamError
 from tollbridge.policy.pricing import Pricing
 from tollbridge.policy.views import FleetView, WorkerView
 from tollbridge.router.breaker import Breaker
@@ -295,6 +295,13 @@ class Fleet:
     def links(self) -> dict[tuple[str, str], int]:
         """Return how many transfers of ours are under way between which workers: (prefill, decode) -> number."""
         return dict(Counter(self._transfers.values()))
+
+    def noticed(self, worker: Worker, error: UnavailableError) -> None:
+        """A request ended with `error` on `worker`. A full queue is no reason to suspect it."""
+        if isinstance(error, UpstreamError):
+            self.failed(worker)
+        elif not isinstance(error, OverloadedError):  # it may be draining: as it refuses at once, it would seem idle
+            worker.recheck.set()
 
     def failed(self, worker: Worker) -> None:
         """A request failed on `worker`: make it the last choice for a while, and check it at once."""

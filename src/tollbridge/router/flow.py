@@ -32,7 +32,7 @@ from typing import NoReturn
 import msgspec
 from aiohttp import web
 
-from tollbridge.errors import DeadlineError, NotFoundError, TollbridgeError, UnavailableError, UpstreamError
+from tollbridge.errors import DeadlineError, NotFoundError, TollbridgeError, UnavailableError
 from tollbridge.policy.decide import after_break, after_decode_failure, after_prefill_failure
 from tollbridge.router import legs, splits
 from tollbridge.router.answers import error_answer, error_document
@@ -314,8 +314,7 @@ class Flow:
         if not worker.left:  # its series are gone
             self._context.metrics.upstream_errors.labels(worker.name, leg).inc()
         self._outcome.note(error.message)
-        if isinstance(error, UpstreamError):  # a full queue (429, 503) is no reason to suspect a worker
-            self._fleet.failed(worker)
+        self._fleet.noticed(worker, error)
 
     def _begin(self) -> None:
         """The first byte is at hand: from here on there is no way back."""

@@ -11,7 +11,14 @@ import asyncio
 import msgspec
 from aiohttp import web
 
-from tollbridge.errors import DeadlineError, TollbridgeError, UnsupportedError, UpstreamError
+from tollbridge.errors import (
+    DeadlineError,
+    OverloadedError,
+    TollbridgeError,
+    UnavailableError,
+    UnsupportedError,
+    UpstreamError,
+)
 from tollbridge.policy.rules import least_loaded
 from tollbridge.router import legs
 from tollbridge.router.context import Context
@@ -41,17 +48,19 @@ async def forward(context: Context, call: Call, http: web.Request, left_s: float
     """
     if call.stream and call.path != RESPONSES:
         raise UnsupportedError(f"The router does not stream {call.path}: leave stream out.", param="stream")
-    chosen = least_loaded(context.fleet.view(call.model).ready(), first="decode")
+    worker = context.fleet[least_loaded(context.fleet.view(call.model).ready(), first="decode").name]
     stream = _Stream(http, context.limits.max_event_bytes, context.config.router.idle_timeout_s)
     try:
         async with asyncio.timeout(left_s):
-            return await _ask(context, call, context.fleet[chosen.name], stream)
+            return await _ask(context, call, worker, stream)
     except (ClientGoneError, ConnectionResetError):
         return stream.drop()
     except TimeoutError:
         late = DeadlineError(f"The request did not end within {call.timeout_s:g} s, its deadline.")
         return await stream.fail(late)
     except TollbridgeError as error:
+        if isinstance(error, UnavailableError) and not isinstance(error, OverloadedError):
+            worker.recheck.set()  # no suspect yet: it may be the path that it fails on
         return await stream.fail(error)
 
 
