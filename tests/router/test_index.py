@@ -154,13 +154,22 @@ async def test_what_was_sent_counts_before_the_worker_tells() -> None:
         await w.until(lambda: w.feeder.match(Content.of_tokens([3] * 20)) == {})
 
 
+async def test_what_is_on_its_way_to_a_worker_that_tells_does_not_count_before_it_is_there() -> None:
+    async with world() as w:
+        await w.until(w.all_listen)
+        w.feeder.sent(w.fleet["w1"], Content.of_tokens([3] * 20), loads=True)
+        assert w.feeder.match(Content.of_tokens([3] * 20)) == {}
+        w.caches["w1"].serve([3] * 20)
+        await w.until(lambda: w.feeder.match(Content.of_tokens([3] * 20)) == {"w1": 16})
+
+
 async def test_a_worker_without_events_is_known_by_what_was_sent() -> None:
     clock = ManualClock()
     fleet = Fleet([WorkerConfig(name="w", url="http://w:1", events=None)], clock=clock)
     feeder = IndexFeeder(fleet, Limits(), clock)
     text = Content.of_text(b"You are a toll collector. " * 20)
     feeder.sent(fleet["w"], text)
-    feeder.sent(fleet["w"], Content.of_tokens([1] * 32))
+    feeder.sent(fleet["w"], Content.of_tokens([1] * 32), loads=True)
     assert feeder.match(text) == {"w": 520 // 64 * 64}
     clock.advance(Limits().expect_told_s + 1)
     assert feeder.match(Content.of_tokens([1] * 40)) == {"w": 32}

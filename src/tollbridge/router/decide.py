@@ -71,9 +71,9 @@ def _with_session(
 
 
 def _note_sent(context: Context, decision: Decision, content: Prompted) -> None:
-    for name in (decision.decode, decision.prefill):
-        if name is not None:
-            context.feeder.sent(context.fleet[name], content)
+    context.feeder.sent(context.fleet[decision.decode], content, loads=decision.prefill is not None)
+    if decision.prefill is not None:
+        context.feeder.sent(context.fleet[decision.prefill], content)
 
 
 def request_view(

@@ -73,8 +73,12 @@ class IndexFeeder:
         following = self.following.get(worker.name)
         return following is not None and following.listens
 
-    def sent(self, worker: Worker, content: Prompted) -> None:
-        """`content` was sent to `worker`, which will have it in its cache."""
+    def sent(self, worker: Worker, content: Prompted, *, loads: bool = False) -> None:
+        """`content` was sent to `worker`, which will have it in its cache.
+
+        Who computes a prompt has it for all that wait behind it. Who `loads` one has not: another prompt that begins
+        alike and is sent there meanwhile is computed there. So of that counts what the worker tells, if it does.
+        """
         if worker.left:
             return
         now_s = self._clock.monotonic()
@@ -82,7 +86,10 @@ class IndexFeeder:
             expires_s = now_s + self._limits.expect_alone_s
             self.texts.expect(worker.name, content, TEXT_BLOCK_BYTES, expires_s=expires_s)
             return
-        lasts_s = self._limits.expect_told_s if self.listens(worker) else self._limits.expect_alone_s
+        tells = self.listens(worker)
+        if loads and tells:
+            return
+        lasts_s = self._limits.expect_told_s if tells else self._limits.expect_alone_s
         self.index.expect(worker.name, content, worker.block_size, expires_s=now_s + lasts_s)
 
     async def _expire(self) -> None:

@@ -85,9 +85,8 @@ class SimRouter:
         decision = decide(request, view, self._policy)
         block_size = self._scenario.engine.block_size
         expires_s = self._agenda.now_s + _LIMITS.expect_told_s
-        for name in {decision.decode: None, decision.prefill: None}:
-            if name is not None:
-                self.index.expect(name, content, block_size, expires_s=expires_s)
+        # who decodes a split tells of its KV when it is there
+        self.index.expect(decision.prefill or decision.decode, content, block_size, expires_s=expires_s)
         facts = {
             "prompt_tokens": len(prompt),
             "cached_tokens": cached.get(decision.prefill or decision.decode, 0),
