@@ -43,7 +43,9 @@ async def router_over(urls: list[str], **router: object) -> AsyncIterator[tuple[
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "router.yaml"
         workers = [{"name": f"w{at}", "url": url, "events": None} for at, url in enumerate(urls)]
-        path.write_text(yaml.safe_dump({"model": "trivial", "router": {"port": 0, **router}, "workers": workers}))
+        path.write_text(
+            yaml.safe_dump({"model": "trivial", "router": {"port": 0, "policy": "local", **router}, "workers": workers})
+        )
         environ = {**os.environ, "TOLLBRIDGE_SECRET": secrets.token_hex(16)}
         argv = [sys.executable, "-m", "tollbridge.cli.main", "router", "--config", str(path)]
         process = await ManagedProcess.start(ProcessSpec(name="router", argv=argv, environ=environ, cores=None))

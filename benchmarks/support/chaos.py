@@ -152,7 +152,13 @@ async def _place(fleet: Fleet, stack: contextlib.AsyncExitStack) -> list[dict[st
 
 def _write(path: Path, model: Path, workers: list[dict[str, object]]) -> None:
     engine = {"kv_cache_mib": 16, "threads": 1, "max_num_batched_tokens": 64}
-    cluster = {"model": str(model), "dtype": "float32", "router": {"port": 0}, "workers": workers, "engine": engine}
+    cluster = {
+        "model": str(model),
+        "dtype": "float32",
+        "router": {"port": 0, "policy": "local"},
+        "workers": workers,
+        "engine": engine,
+    }
     path.write_text(yaml.safe_dump(cluster))
 
 

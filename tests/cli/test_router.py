@@ -20,7 +20,10 @@ from tollbridge.wire.ready import Ready
 
 async def test_one_log_line_per_request_on_stderr(tmp_path: Path) -> None:
     async with stubs(worker := StubWorker("w0")):
-        dump(ClusterConfig(router=RouterConfig(port=0), workers=[worker.config]), tmp_path / "cluster.yaml")
+        dump(
+            ClusterConfig(router=RouterConfig(port=0, policy="local"), workers=[worker.config]),
+            tmp_path / "cluster.yaml",
+        )
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tollbridge", "router", "--config", str(tmp_path / "cluster.yaml"),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,

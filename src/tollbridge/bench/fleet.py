@@ -68,7 +68,12 @@ async def running(
 
         def write(name: str, entries: Sequence[dict[str, object]]) -> str:
             path = folder / f"{name}.yaml"
-            base = {"model": model, "router": {"port": 0}, "workers": list(entries), "engine": engine}
+            base = {
+                "model": model,
+                "router": {"port": 0, "policy": "local"},
+                "workers": list(entries),
+                "engine": engine,
+            }
             path.write_text(yaml.safe_dump({**base, **(more or {})}))
             return str(path)
 

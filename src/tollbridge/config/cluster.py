@@ -32,7 +32,7 @@ class TenantConfig(_Section, frozen=True, kw_only=True):
 class RouterConfig(_Section, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: Port = 8000
-    policy: str = "local"  # "adaptive" becomes the default once the cost model exists
+    policy: str = "adaptive"
     explore: Fraction = 0.02  # of the requests, at most: split only to learn what a link carries
     on_no_prefill: Literal["local", "fail"] = "local"
     allow_override: Literal["never", "loopback", "always"] = "loopback"  # who may force a path by header
