@@ -71,14 +71,15 @@ def verdict(out: Path) -> ClaimResult:
     requests = [line for line in lines if line["kind"] == "request"]
     windows = [line for line in lines if line["kind"] == "window"]
     figures: dict[str, object] = {}
-    rows, lost, gained, judged = [], [], [], 0
+    rows, lost, gained = [], [], []
+    means: dict[str, float] = {}
     for cell in cells.grid():
         records = [r for r in requests if r["cell"] == cell.name]
         found = judge.against_best(records)
         if found is None:
             continue
-        judged += 1
         best, ratio = found
+        means[cell.name] = ratio.mean
         if ratio.high < cells.FLOOR:
             lost.append(cell.name)
         if cell.prompts == "mixed" and ratio.mean >= cells.GAIN and ratio.low > 1.0:
@@ -92,8 +93,14 @@ def verdict(out: Path) -> ClaimResult:
         rows.append(_row(cell.name, best, ratio, arms))
     mixed = [cell.name for cell in cells.grid() if cell.prompts == "mixed" and cell.name in figures]
     return ClaimResult(
-        holds=bool(judged) and not lost and len(gained) == len(mixed),
-        figures={"cells_judged": judged, "cells_lost": lost, "mixed_cells_won": gained, **figures},
+        holds=bool(means) and not lost and len(gained) == len(mixed),
+        figures={
+            "cells_judged": len(means),
+            "cells_lost": lost,
+            "mixed_cells_won": gained,
+            **_overall(means),
+            **figures,
+        },
         bounds={"cells_lost": "none: no interval of adaptive / best below 0.95", "mixed_cells_won": f"all of {mixed}"},
         conditions=_conditions(windows),
         table=Table(
@@ -102,6 +109,14 @@ def verdict(out: Path) -> ClaimResult:
             rows=rows,
         ),
     )
+
+
+def _overall(means: dict[str, float]) -> dict[str, object]:
+    kinds = {"every_cell": "", **{f"{load}_load": f"-{load}" for load in cells.LOADS}}
+    ratios = {
+        kind: judge.over_cells([m for name, m in means.items() if name.endswith(end)]) for kind, end in kinds.items()
+    }
+    return {kind: [ratio.mean, ratio.low, ratio.high] for kind, ratio in ratios.items() if ratio is not None}
 
 
 def _arm(records: Sequence[Any], windows: Sequence[Any], cell: str, arm: str) -> judge.Arm | None:

@@ -158,6 +158,7 @@ def verdict(lines: Records, predictions: dict[str, Any]) -> ClaimResult:
     imagined = [r for r in predictions["records"] if (r["cell"], r["block"], r["arm"]) in ran]
     rows: list[list[str]] = []
     errors: dict[str, list[float]] = {kind: [] for kind in BOUNDS}
+    of_arms: dict[str, dict[str, list[float]]] = {arm: {kind: [] for kind in BOUNDS} for arm in ARMS}
     ranked: list[bool] = []
     wrong: dict[str, float] = {}
     window_s = predictions["window_s"]
@@ -169,10 +170,12 @@ def verdict(lines: Records, predictions: dict[str, Any]) -> ClaimResult:
                 span_s = window_s * len(blocks)
                 pairs[arm] = (_figures(imagined, cell, arm, span_s), _figures(real, cell, arm, span_s))
                 rows.append(_row(cell, arm, *pairs[arm]))
-        for predicted, happened in pairs.values():
+        for arm, (predicted, happened) in pairs.items():
             for kind in BOUNDS:
                 if happened[kind]:
-                    errors[kind].append(abs(predicted[kind] - happened[kind]) / happened[kind])
+                    error = (predicted[kind] - happened[kind]) / happened[kind]
+                    errors[kind].append(abs(error))
+                    of_arms[arm][kind].append(error)
         if len(pairs) == len(ARMS):
             regret = _regret(pairs)
             ranked.append(regret == 0.0)
@@ -186,6 +189,7 @@ def verdict(lines: Records, predictions: dict[str, Any]) -> ClaimResult:
             "cells": len(ranked),
             **{f"{kind}_error_median": statistics.median(found) if found else None for kind, found in errors.items()},
             **{f"{kind}_error_worst": max(found, default=None) for kind, found in errors.items()},
+            "by_arm": {arm: {kind: _spread(found) for kind, found in kinds.items()} for arm, kinds in of_arms.items()},
             "ranked_right": share,
             "regret_where_wrong": wrong,
         },
@@ -205,6 +209,17 @@ def verdict(lines: Records, predictions: dict[str, Any]) -> ClaimResult:
             rows=rows,
         ),
     )
+
+
+def _spread(errors: Sequence[float]) -> dict[str, float]:
+    """Return the medians of relative errors, without and with their sign, and the worst."""
+    if not errors:
+        return {}
+    return {
+        "median_error": statistics.median(map(abs, errors)),
+        "median_signed": statistics.median(errors),
+        "worst": max(errors, key=abs),
+    }
 
 
 def _figures(records: Records, cell: str, arm: str, span_s: float) -> dict[str, float]:

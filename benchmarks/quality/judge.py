@@ -76,6 +76,18 @@ def paired(above: Sequence[int], below: Sequence[int]) -> Ratio:
     return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
 
 
+def over_cells(means: Sequence[float]) -> Ratio | None:
+    """Return the geometric mean of cells' ratios with its 95 % interval over cells; None of nothing.
+
+    Each is to the better of two arms as they came out, so chance in those counts against it.
+    """
+    logs = [math.log(mean) for mean in means]
+    if len(logs) < 2:
+        return None
+    mean, half = statistics.fmean(logs), _T95.get(len(logs) - 1, 2.0) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half))
+
+
 def good_by_block(records: Iterable[Record], arm: str) -> dict[int, int]:
     """Return the good requests of an arm by block."""
     good: dict[int, int] = {}
