@@ -95,8 +95,8 @@ def test_layers_leave_while_prefill_runs(stack: Stack, rng: random.Random) -> No
         happened = record(stack, answer)["happened"]
         transfer = happened["decode_report"]["transfer"]
         prefill_s = happened["prefill_report"]["prefill_s"]
-        assert transfer["num_frames"] >= 4 * (1500 // 128)
-        if transfer.get("wait_s", 0.0) < 0.5 * prefill_s and transfer["wire_s"] > 0.4 * prefill_s:
+        in_pieces = transfer["num_frames"] >= 4 * (1500 // 128)  # a sender that was held up sends fewer, larger ones
+        if in_pieces and transfer.get("wait_s", 0.0) < 0.5 * prefill_s and transfer["wire_s"] > 0.4 * prefill_s:
             return
     raise AssertionError(f"{transfer}, prefill {prefill_s} s")
 

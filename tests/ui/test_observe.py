@@ -10,7 +10,7 @@ import pytest
 
 from tests.ui.records import local, split
 from tollbridge.config.calibration import Calibration, DecodeFit, EngineCalibration, PrefillFit
-from tollbridge.config.cluster import ClusterConfig, LinkConfig, WorkerConfig
+from tollbridge.config.cluster import ClusterConfig, LinkConfig, RouterConfig, WorkerConfig
 from tollbridge.router.app import make_context
 from tollbridge.router.context import Context
 from tollbridge.router.load import Report
@@ -28,6 +28,7 @@ def context(tmp_path: Path) -> Context:
     path.write_bytes(msgspec.json.encode(Calibration(engines={"p0": engine, "d0": engine})))
     it = make_context(
         ClusterConfig(
+            router=RouterConfig(policy="local"),
             workers=[
                 WorkerConfig(name="p0", prefer="prefill", host="a", url="http://127.0.0.1:1"),
                 WorkerConfig(name="d0", prefer="decode", host="b", url="http://127.0.0.1:2"),
