@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.timing import TRIES
 from tollbridge.bench.netns import ADDRESSES, Link, LinkUnavailableError, link
 from tollbridge.config.address import Address
 from tollbridge.config.calibration import read_calibration
@@ -107,8 +108,11 @@ def test_between_hosts_there_must_be_a_secret(host: str) -> None:
 
 
 def test_all_is_measured_on_loopback_without_a_secret() -> None:
-    with serving(b"") as there, probing(there, b"") as probe:
-        report = probe.run()
+    for _ in range(TRIES):  # a busy machine may hold one sample up
+        with serving(b"") as there, probing(there, b"") as probe:
+            report = probe.run()
+        if all(sample.bytes_per_s > 1e6 for sample in report.samples):
+            break
     assert report.notes == []
     cases = {(s.way, s.how, s.streams, s.loaded) for s in report.samples}
     assert cases == {
@@ -117,7 +121,7 @@ def test_all_is_measured_on_loopback_without_a_secret() -> None:
         for how in ("raw", "transfer")
         for streams, loaded in ((1, False), (2, False), (1 if how == "raw" else 2, True))
     }
-    assert all(sample.bytes_per_s > 1e4 for sample in report.samples)  # of a busy machine, too
+    assert all(sample.bytes_per_s > 1e6 for sample in report.samples)
     assert 0 < report.rtt_s < 5.0
 
 
