@@ -1,8 +1,8 @@
 """Goodput: the highest rate of Poisson arrivals at which a share of the requests meets both objectives.
 
-A request counts when its TTFT and its TPOT, `(latency - TTFT) / (output - 1)`, are within the objectives; one that
-fails does not. The rate is bracketed by doubling and then bisected; both ends of the bracket are reported. Sending late
-(scheduled against actual) is reported too: a client that cannot keep up would flatter nobody.
+A request counts when its TTFT, its TPOT, `(latency - TTFT) / (output - 1)`, and the p99 of its gaps are within the
+objectives; one that fails does not. The rate is bracketed by doubling and then bisected; both ends of the bracket are
+reported. Sending late (scheduled against actual) is reported too: a client that cannot keep up would flatter nobody.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ class Slo:
 
     ttft_s: float
     tpot_s: float
+    itl_p99_s: float = 1e9  # of the gaps of one stream
 
     def met(self, one: Stream) -> bool:
         if one.error or not one.arrivals_s:
             return False
         num_after = len(one.arrivals_s) + one.merged - 1
         tpot_s = (one.arrivals_s[-1] - one.arrivals_s[0]) / num_after if num_after else 0.0
-        return one.ttft_s <= self.ttft_s and tpot_s <= self.tpot_s
+        return one.ttft_s <= self.ttft_s and tpot_s <= self.tpot_s and one.itl_p99_s <= self.itl_p99_s
 
 
 @dataclass(frozen=True, kw_only=True)

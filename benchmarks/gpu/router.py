@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -26,11 +27,13 @@ class Router:
 
 
 def start_router(
-    workers: Mapping[str, Server], folder: Path, *, prefer: Mapping[str, str], connector: str = "tollbridge"
-) -> Router:
-    """Start a router with policy local over `workers`; requests choose another by header."""
+    workers: Mapping[str, Server], folder: Path, *, prefer: Mapping[str, str], connector: str = "tollbridge",
+    slo: Mapping[str, float] | None = None,
+) -> Router:  # fmt: skip
+    """Start a router with policy local over `workers`, told of `slo`; requests choose another policy by header."""
     cluster = {
         "router": {"port": 0, "policy": "local"},
+        "slo": dict(slo or {}),
         "workers": [
             {
                 "name": name,
@@ -43,7 +46,8 @@ def start_router(
             for name, server in workers.items()
         ],
     }
-    path = folder / f"router-{'-'.join(workers)}-{next(iter(workers.values())).port}.json"
+    name = f"router-{'-'.join(workers)}-{next(iter(workers.values())).port}-{secrets.token_hex(4)}.json"
+    path = folder / name
     path.write_text(json.dumps(cluster))
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.gpu.router", str(path)],

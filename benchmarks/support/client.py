@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from dataclasses import dataclass, field
 
@@ -32,6 +33,12 @@ class Stream:
     @property
     def ttft_s(self) -> float:
         return self.arrivals_s[0] - self.sent_s
+
+    @property
+    def itl_p99_s(self) -> float:
+        """The gap that 99 % of this stream's are at most; 0 without any."""
+        gaps_s = sorted(self.gaps_s())
+        return gaps_s[math.ceil(0.99 * len(gaps_s)) - 1] if gaps_s else 0.0
 
     def gaps_s(self, since_s: float = 0.0, until_s: float = float("inf")) -> list[float]:
         """Gaps that ended within the window."""
