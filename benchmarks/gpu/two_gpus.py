@@ -137,6 +137,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--steady-s", type=float, default=10.0, help="of each window of the interference part")
     parser.add_argument("--probe-s", type=float, default=8.0, help="of each rate of the goodput part")
     parser.add_argument("--slos", default="server,interactive", help=f"of {','.join(SLOS)}")
+    parser.add_argument("--goodput-arms", default="", help="of the goodput part; default: all")
     parser.add_argument("--first-rate", type=float, default=4.0, help="of the goodput part, requests/s")
     parser.add_argument("--max-length", type=int, default=max(LENGTHS))
     parser.add_argument("--max-concurrency", type=int, default=max(CONCURRENCIES))
@@ -309,7 +310,8 @@ class Bench:
 
     async def _goodput(self, runner: Runner, until_s: float) -> None:
         slos = {name: self._presets[name] for name in self._options.slos.split(",")}
-        shares = [(name, arm) for name in slos for arm in runner.arms]
+        wanted = self._options.goodput_arms.split(",") if self._options.goodput_arms else list(runner.arms)
+        shares = [(name, arm) for name in slos for arm in runner.arms if arm in wanted]
         for index, (name, arm) in enumerate(shares):
             now_s = time.monotonic()
             probes = await bracket(
@@ -353,7 +355,7 @@ def _arm(session: aiohttp.ClientSession, way: Way, fleet: Fleet, decided: Counte
 
     async def routed(prompt: list[int], max_tokens: int, into: Stream) -> Stream:
         await stream(session, url, legs.body(prompt, max_tokens), policy=policy, into=into)
-        decided[str(into.decision.get("choice"))] += 1
+        decided[f"{into.decision.get('choice')} ({into.decision.get('reason')})"] += 1
         return into
 
     return _alike(routed)

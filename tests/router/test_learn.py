@@ -14,6 +14,7 @@ from tollbridge.clock import ManualClock
 from tollbridge.config.cluster import ClusterConfig, WorkerConfig
 from tollbridge.router.app import make_context
 from tollbridge.router.context import Context
+from tollbridge.router.load import Report, Work
 from tollbridge.wire.decision import Decision, Happened
 from tollbridge.wire.params import TransferReport, WorkerReport
 
@@ -189,3 +190,80 @@ async def test_through_the_router() -> None:
         assert "first token" in record["decision"]["why"]
         fleet = (await r.get("/fleet")).json
         assert fleet["cost"]["engines"], json.dumps(fleet["cost"])
+
+
+@pytest.fixture
+def vllm() -> Context:
+    """Workers of vLLM, which report nothing of a stream; a second to prefill 1,000 tokens of 10 kB."""
+    made = make_context(ClusterConfig(workers=WORKERS), b"a secret for tests only", clock=ManualClock())
+    made.fleet["p0"].load.told(Report(kv_bytes_per_token=10_000), 0.0)
+    made.learner.cost.own_engine("p0").observe_prefill(1.0, 1000, 0, 2048)
+    return made
+
+
+def stream_split(context: Context, after_s: float, *, verified: bool = True) -> None:
+    """Split a prompt of 1,001 tokens: prefill answers after a second, the first token comes `after_s` later."""
+    made, clock = decision("split", prompt_tokens=1001, ttft_s=1.5), context.clock
+    assert isinstance(clock, ManualClock)
+    lesson = context.learner.lesson(made)
+    clock.advance(1.0)
+    lesson.prefill_done()
+    clock.advance(after_s)
+    lesson.first_token()
+    lesson.end(Happened(status="ok", ttft_s=1.0 + after_s, split_verified=verified), made)
+
+
+def test_a_stream_without_report_teaches_what_the_link_carries_at_least(vllm: Context) -> None:
+    stream_split(vllm, after_s=1.0)
+    assert vllm.learner.cost.link("hp", "hd").goodput_bytes_per_s == pytest.approx(10e6 / 2.0, rel=0.01)
+
+
+def test_it_does_so_where_nobody_knows_the_prefill_either(context: Context) -> None:
+    context.fleet["p0"].load.told(Report(kv_bytes_per_token=10_000), 0.0)
+    stream_split(context, after_s=0.0)
+    assert context.learner.cost.link("hp", "hd").goodput_bytes_per_s == pytest.approx(10e6, rel=0.01)
+
+
+def test_nothing_is_learnt_from_kv_that_nobody_saw_arrive(vllm: Context) -> None:
+    stream_split(vllm, after_s=1.0, verified=False)
+    assert not vllm.learner.cost.link("hp", "hd").known
+
+
+def test_kv_of_a_stock_connector_crosses_behind_the_prefill(vllm: Context) -> None:
+    for name in ("p0", "d0"):
+        worker = vllm.fleet[name]
+        worker.config = msgspec.structs.replace(worker.config, connector="nixl")
+    stream_split(vllm, after_s=1.0)
+    assert vllm.learner.cost.link("hp", "hd").goodput_bytes_per_s == pytest.approx(10e6, rel=0.01)
+
+
+def test_a_link_that_became_slower_is_noticed_without_reports(vllm: Context) -> None:
+    stream_split(vllm, after_s=1.0)
+    for _ in range(10):
+        stream_split(vllm, after_s=19.0)
+    assert vllm.learner.cost.link("hp", "hd").goodput_bytes_per_s == pytest.approx(10e6 / 20.0, rel=0.1)
+
+
+def test_a_busy_decode_worker_is_no_slower_link(vllm: Context) -> None:
+    stream_split(vllm, after_s=1.0)
+    vllm.fleet["d0"].load.begin(Work(sent_s=0.0, prefilled=True))
+    for _ in range(10):
+        stream_split(vllm, after_s=19.0)
+    assert vllm.learner.cost.link("hp", "hd").goodput_bytes_per_s == pytest.approx(10e6 / 2.0, rel=0.01)
+
+
+def test_what_a_split_costs_beside_the_wire_is_learnt_without_reports(vllm: Context) -> None:
+    stream_split(vllm, after_s=0.7)  # predicted: 1.5 s in all
+    assert vllm.learner.cost.split_overhead_s.value(0.0) == pytest.approx(0.2)
+
+
+def test_a_link_in_use_is_to_be_tried_again_when_nothing_bounds_it(vllm: Context) -> None:
+    learner, clock = vllm.learner, vllm.clock
+    assert isinstance(clock, ManualClock)
+    assert learner.wants_trial("hp", "hd")
+    stream_split(vllm, after_s=1.0)
+    assert not learner.wants_trial("hp", "hd")
+    clock.advance(100.0)
+    assert not learner.wants_trial("hp", "hd")  # it is not in use
+    stream_split(vllm, after_s=0.0)
+    assert learner.wants_trial("hp", "hd")

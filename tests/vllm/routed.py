@@ -29,8 +29,10 @@ PATIENT = Limits(
 
 
 @asynccontextmanager
-async def routed(pair: Pair, limits: Limits = PATIENT) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
-    """Run a router that splits everything; yield its URL and a client."""
+async def routed(
+    pair: Pair, limits: Limits = PATIENT, policy: str = "split"
+) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
+    """Run a router, by default one that splits everything; yield its URL and a client."""
     sides: list[tuple[str, Prefer, Server]] = [("p", "prefill", pair.p), ("d", "decode", pair.d)]
     workers = [
         WorkerConfig(
@@ -43,7 +45,7 @@ async def routed(pair: Pair, limits: Limits = PATIENT) -> AsyncIterator[tuple[st
         )
         for name, prefer, server in sides
     ]
-    cluster = ClusterConfig(router=RouterConfig(port=0, policy="split"), workers=workers)
+    cluster = ClusterConfig(router=RouterConfig(port=0, policy=policy), workers=workers)
     async with listening(cluster, SECRET.encode(), limits=limits) as url, aiohttp.ClientSession() as session:
         await both_ready(session, url)
         yield url, session

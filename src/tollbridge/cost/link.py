@@ -59,6 +59,11 @@ class LinkModel:
         return error
 
 
+def overlaps(connector: str) -> bool:
+    """Return whether KV crosses while the prompt is being computed; vLLM's NIXL connectors send it behind that."""
+    return not connector.startswith("nixl")
+
+
 def proven(payload_bytes: float, wire_s: float, *, num_sharing: float, prefill_s: float) -> tuple[float, float] | None:
     """Return the interval of goodput that one transfer proves, None when it proves nothing.
 

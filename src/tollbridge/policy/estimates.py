@@ -11,6 +11,7 @@ import math
 import msgspec
 
 from tollbridge.cost.engine import DEFAULT_BUDGET, EngineModel, num_steps
+from tollbridge.cost.link import overlaps
 from tollbridge.cost.model import DEFAULT_OUTPUT_TOKENS, CostModel
 from tollbridge.cost.toll import PIECES_PER_CHUNK, last_arrival_closed_s
 from tollbridge.policy.home import home_of
@@ -256,14 +257,18 @@ class Estimator:
         num_flows, queued_bytes = self._sharing(prefill.view.host, decode.view.host, wire_bytes)
         backlog_bytes = max(0.0, min(queued_bytes, num_flows * wire_bytes) - goodput * prefill.wait_s)
         useless = max(0, decode.cached - prefill.cached)  # computed first, and decode has it
-        arrival_s = prefill.wait_s + last_arrival_closed_s(
-            kappa * (shipped - from_cache),
-            goodput,
-            compute_s=prefill.compute_s,
-            num_pieces=PIECES_PER_CHUNK * num_steps(prefill.computed, prefill.budget),
-            ready_bytes=kappa * from_cache + backlog_bytes,
-            idle_s=prefill.compute_s * useless / prefill.computed,
-        )
+        if overlaps(prefill.view.connector):
+            crossed_s = last_arrival_closed_s(
+                kappa * (shipped - from_cache),
+                goodput,
+                compute_s=prefill.compute_s,
+                num_pieces=PIECES_PER_CHUNK * num_steps(prefill.computed, prefill.budget),
+                ready_bytes=kappa * from_cache + backlog_bytes,
+                idle_s=prefill.compute_s * useless / prefill.computed,
+            )
+        else:
+            crossed_s = prefill.compute_s + (wire_bytes + backlog_bytes) / goodput
+        arrival_s = prefill.wait_s + crossed_s
         return Path(
             wire_bytes, goodput, backlog_bytes, num_flows, wire_bytes / goodput, arrival_s, link.known, link.spread
         )

@@ -43,6 +43,7 @@ from tollbridge.router.sessions import Sessions
 from tollbridge.router.tenants import Tenants
 from tollbridge.router.tokenizer import maybe_folder
 from tollbridge.router.tokens import Tokens
+from tollbridge.router.trials import Trials
 from tollbridge.router.upstream import Upstream
 from tollbridge.wire.bodies import Bodies
 
@@ -252,6 +253,7 @@ async def _lifespan(app: web.Application) -> AsyncIterator[None]:
             "first list": context.roster.first(),
             "fleet health": monitor.run(),
             "prefix index": context.feeder.run(),
+            "link trials": Trials(context).run(),
         }
         tasks = [asyncio.create_task(run, name=name) for name, run in runs.items()]  # owned by the application
         for task in tasks:

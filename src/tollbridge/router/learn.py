@@ -3,27 +3,36 @@
 One `Lesson` per request, from its decision to its end. What a lesson proves depends on what else went on meanwhile: a
 prefill that shared its steps with another one is not taken at face value, and how many transfers shared a link is
 counted rather too high than too low (`cost/link.py`).
+
+Workers of ours report every leg. vLLM hands our connector's report on with an answer that is not streamed only, and
+its own connectors report nothing: then the router's own clock has to do, which saw when prefill answered and when the
+first token came.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 from tollbridge.clock import Clock
 from tollbridge.config.cluster import SloConfig
 from tollbridge.cost.engine import DEFAULT_BUDGET
-from tollbridge.cost.link import proven
+from tollbridge.cost.habits import Average
+from tollbridge.cost.link import overlaps, proven
 from tollbridge.cost.model import CostModel
 from tollbridge.policy.pricing import Pricing
 from tollbridge.router.fleet import Fleet
 from tollbridge.router.metrics import RouterMetrics
 from tollbridge.wire.decision import Decision, Happened
-from tollbridge.wire.params import WorkerReport
 
 _SHARED_WEIGHT = 0.1  # of a prefill that shared its steps with another
 _MIN_STEPS = 8  # of a stream, to tell what a step takes
 _MAX_PREFILL_SHARE = 0.3  # of a stream's time, beyond which it says little of the steps without prefill
+_BESIDE_S = (
+    0.05  # HTTP, a connector's polling and a step: what else may pass between KV's last byte and the first token
+)
+_STALE_S = 60.0  # what proved at most how fast a link is has been too long ago
 
 
 @dataclass
@@ -41,6 +50,14 @@ class _Nic:
 
     num_active: int = 0
     num_started: int = 0
+
+
+@dataclass
+class _Link:
+    """When something was seen of a link, monotonic seconds."""
+
+    used_s: float = float("-inf")
+    bounded_s: float = float("-inf")  # when a transfer proved at most how fast it is
 
 
 @dataclass
@@ -66,6 +83,7 @@ class Learner:
     metrics: RouterMetrics
     engines: dict[str, _Engine] = field(default_factory=dict)
     nics: dict[tuple[str, str], _Nic] = field(default_factory=dict)
+    links: dict[tuple[str, str], _Link] = field(default_factory=dict)  # by (from host, to host)
 
     def pricing(self) -> Pricing:
         """Return what a policy needs to price a request now."""
@@ -82,7 +100,16 @@ class Learner:
         """Forget the workers that have left, and where nobody is any more; lessons under way keep what is theirs."""
         self.engines = {name: engine for name, engine in self.engines.items() if name in workers}
         self.nics = {key: nic for key, nic in self.nics.items() if key[0] in hosts or nic.num_active}
+        self.links = {pair: link for pair, link in self.links.items() if hosts >= set(pair)}
         self.cost.keep(workers, hosts)
+
+    def wants_trial(self, source: str, target: str) -> bool:
+        """Return whether nobody knows what the link carries, or it is in use and nothing says that it has not become
+        slower."""
+        if not self.cost.link(source, target).known:
+            return True
+        link = self.links.get((source, target))
+        return link is not None and link.used_s > link.bounded_s + _STALE_S
 
     def nic(self, host: str, direction: str) -> _Nic:
         return self.nics.setdefault((host, direction), _Nic())
@@ -105,11 +132,20 @@ class Lesson:
         self._started = self._engine.num_started
         self._streams = self._num_streams(worker)
         self._first: tuple[float, float] | None = None  # (streams, prefilled_s) of the decode worker at the first token
+        self._begun_at_s = learner.clock.monotonic()
+        self._prefilled_at_s = self._first_at_s = 0.0  # monotonic; 0: not yet
+        self._overhead_s = self._overhead.value(learner.cost.local_overhead_s.value(0.0))  # that went into the price
+        self._quiet = self._alone and not self._num_streams(decision.decode)
         self._nics = self._enter_link()
         self._note_arrival(worker)
 
+    def prefill_done(self) -> None:
+        """The prefill worker has answered."""
+        self._prefilled_at_s = self._learner.clock.monotonic()
+
     def first_token(self) -> None:
         """The prompt is computed, and its KV has crossed the link."""
+        self._first_at_s = self._learner.clock.monotonic()
         if self._is_prefilling:
             self._leave()
             self._engine.prefilled_s += self._decision.terms.get("prefill_s", 0.0)
@@ -204,23 +240,64 @@ class Lesson:
     def _learn_link(self, happened: Happened) -> float | None:
         """Learn from a transfer that was accepted whole."""
         decode, prefill = happened.decode_report, happened.prefill_report
-        transfer = decode.transfer if decode is not None else None
-        if self._decision.prefill is None or transfer is None or transfer.outcome != "done" or not transfer.num_tokens:
+        if self._decision.prefill is None:
             return None
-        cost = self._learner.cost
-        cost.wire_bytes_per_token.add(transfer.payload_bytes / transfer.num_tokens)
-        interval = proven(
-            transfer.payload_bytes,
-            transfer.wire_s,
-            num_sharing=self._sharing,
-            prefill_s=prefill.prefill_s if prefill is not None else 0.0,
+        if decode is None:
+            return self._learn_link_from_outside(happened)
+        transfer = decode.transfer
+        if transfer is None or transfer.outcome != "done" or not transfer.num_tokens:
+            return None
+        self._learner.cost.wire_bytes_per_token.add(transfer.payload_bytes / transfer.num_tokens)
+        return self._observe_link(
+            proven(
+                transfer.payload_bytes,
+                transfer.wire_s,
+                num_sharing=self._sharing,
+                prefill_s=(prefill.prefill_s if prefill is not None else 0.0) or self._predicted_prefill_s(),
+            )
         )
+
+    def _learn_link_from_outside(self, happened: Happened) -> float | None:
+        """No report: all KV crossed between the begin of the prefill and the first token, or after the prefill.
+
+        That is the least which the path carries. The most is known only when nothing else was going on.
+        """
+        if not happened.split_verified or not self._prefilled_at_s or not self._first_at_s:
+            return None
+        terms, view = self._decision.terms, self._learner.fleet.view_of(self._workers[self._decision.prefill or ""])
+        num_tokens = terms.get("prompt_tokens", 0.0) - 1 - terms.get("decode_cached_tokens", 0.0)
+        num_bytes = num_tokens * self._learner.cost.wire_bytes_per_token.value(view.kv_bytes_per_token)
+        answered_s = self._prefilled_at_s - self._begun_at_s
+        prefill_s = (self._predicted_prefill_s() or answered_s) if overlaps(view.connector) else 0.0
+        after_s = max(self._first_at_s - self._prefilled_at_s, 0.0)
+        interval = proven(num_bytes, prefill_s + after_s, num_sharing=1, prefill_s=prefill_s)
         if interval is None:
             return None
-        link = cost.link(*self._hosts(self._decision.prefill))
+        low, high = interval
+        net_s = prefill_s + after_s - _BESIDE_S
+        is_bounded = high < math.inf and self._quiet and self._alone and net_s > _BESIDE_S
+        return self._observe_link((low, num_bytes / net_s if is_bounded else math.inf))
+
+    def _observe_link(self, interval: tuple[float, float] | None) -> float | None:
+        if interval is None or self._decision.prefill is None:
+            return None
+        learner, hosts = self._learner, self._hosts(self._decision.prefill)
+        seen = learner.links.setdefault(hosts, _Link())
+        seen.used_s = learner.clock.monotonic()
+        if interval[1] < math.inf or seen.bounded_s == -math.inf:
+            seen.bounded_s = seen.used_s
+        link = learner.cost.link(*hosts)
         was_known = link.known
         error = link.observe(*interval)
         return error if was_known else None
+
+    def _predicted_prefill_s(self) -> float:
+        """Return what the prefill took as far as is known: of vLLM's only its length."""
+        worker = self._decision.prefill or self._decision.decode
+        engine, terms = self._learner.cost.engine(worker), self._decision.terms
+        cached = terms.get("cached_tokens", 0.0)
+        computed = terms.get("prompt_tokens", 0.0) - cached
+        return engine.prefill_s(computed, cached, self._budget(worker), self._streams) if engine.known else 0.0
 
     def _learn_step(self, happened: Happened) -> float | None:
         if happened.num_choices > 1:  # they end one by one: nobody told when
@@ -241,14 +318,16 @@ class Lesson:
         report, ttft_s = happened.decode_report, happened.ttft_s
         if not ttft_s:
             return None
-        if report is not None and report.prefill_s > 0:
-            self._learn_overhead(report, ttft_s)
         predicted_s = self._decision.terms.get("ttft_s")
+        if report is not None and report.prefill_s > 0:
+            inside_s = report.queue_s + report.prefill_s + (report.transfer.total_s if report.transfer else 0.0)
+            self._overhead.add(min(max(ttft_s - inside_s, 0.0), 1.0))
+        elif report is None and predicted_s is not None and self._decision.prefill and self._alone:
+            self._overhead.add(min(max(ttft_s - (predicted_s - self._overhead_s), 0.0), 1.0))
         return None if predicted_s is None else (predicted_s - ttft_s) / ttft_s
 
-    def _learn_overhead(self, report: WorkerReport, ttft_s: float) -> None:
-        """What the worker's own clock did not see: HTTP, tokenising, the router."""
+    @property
+    def _overhead(self) -> Average:
+        """What the worker's own clock does not see: HTTP, tokenising, the router."""
         cost = self._learner.cost
-        inside_s = report.queue_s + report.prefill_s + (report.transfer.total_s if report.transfer else 0.0)
-        overhead = cost.split_overhead_s if self._decision.prefill else cost.local_overhead_s
-        overhead.add(min(max(ttft_s - inside_s, 0.0), 1.0))
+        return cost.split_overhead_s if self._decision.prefill else cost.local_overhead_s

@@ -41,5 +41,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     remembered_token_bytes: int = 64 << 20  # ids of prompts seen before, four bytes each
     index_entries: int = 1 << 20  # blocks in the prefix index, counted for each worker that has one
     index_entries_per_worker: int = 1 << 18
+    trial_interval_s: float = 1.0  # between two looks for a link that nobody knows
+    trial_after_s: float = 3.0  # for so long a link may be learnt from clients' requests instead
+    trial_again_s: float = 60.0  # between two trials of a link; after failures twice as long each time
+    trial_timeout_s: float = 30.0
     expect_told_s: float = 30.0  # how long a prompt that was sent counts as cached before the worker tells of it
     expect_alone_s: float = 600.0  # the same for a worker without KV events

@@ -57,6 +57,7 @@ class RouterMetrics:
         )
         self.kv_bytes = self._counter("kv_payload_bytes", "KV bytes that decode workers received, as they report.")
         self.wire_seconds = self._counter("kv_wire_seconds", "First to last KV byte, summed, as decode workers report.")
+        self.trials = self._counter("link_trials", "Splits of our own to learn what a link carries.", "outcome")
         self.within_slo = self._counter("slo_requests", "Answered requests that met the SLO: goodput.", "choice")
         self.toll_seconds = self._counter("toll_seconds", "What splits added to their own first token, summed.")
         self.avoided_seconds = self._counter(

@@ -131,6 +131,7 @@ class Outcome:
 
     def prefill_done(self, report: WorkerReport | None) -> None:
         self._happened.prefill_report = report
+        self._lesson.prefill_done()
 
     def decode_done(self, report: WorkerReport | None) -> None:
         """Take the decode worker's report and judge the split by it."""

@@ -1,0 +1,202 @@
+"""Links that nobody has seen are tried with a short prompt of our own, so that no client's request is risked for it.
+
+Without a first figure `adaptive` could never split: a link that may be slow is no place for a long prompt. A trial is a
+split like any other, of random token ids, between two workers that could serve one together; it teaches the cost model
+what any split would. A link that is in use is tried again when for a minute nothing has proved that it has not become
+slower: streams through vLLM come without a report of their transfer. Only under the policy `adaptive`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from tollbridge.errors import TollbridgeError, UnavailableError
+from tollbridge.policy.rules import partners
+from tollbridge.policy.views import RequestView, WorkerView
+from tollbridge.router import splits
+from tollbridge.router.context import Context
+from tollbridge.router.fleet import Leg, Worker
+from tollbridge.router.ingress import Body, Call
+from tollbridge.router.learn import Lesson
+from tollbridge.router.splits import Split
+from tollbridge.router.stream import take_report, usage_of
+from tollbridge.router.upstream import failure_of
+from tollbridge.router.verify import verify_split
+from tollbridge.router.work import work_of
+from tollbridge.wire.decision import Decision, Happened
+from tollbridge.wire.params import WorkerReport
+
+log = logging.getLogger("tollbridge.router")
+
+NUM_BYTES = 16 << 20  # of KV, about: enough to tell a link by, and little even at 100 Mb/s
+MIN_TOKENS, MAX_TOKENS = 64, 512
+_UNSAID_TOKENS = 256  # where nobody says how large the KV of a token is
+_TOKEN_IDS = (16, 240)  # every vocabulary has these
+_PATH = "/v1/completions"
+_BUSY = 4  # requests in flight on either worker: a trial would tell about them
+_LOOKED_AT = 16  # senders in one look, and receivers of each
+_Any = TypeVar("_Any")
+
+
+@dataclass
+class _Past:
+    """What became of the trials of one link."""
+
+    next_s: float
+    num_failed: int = 0  # in a row
+
+
+class Trials:
+    """Tries one link at a time. `run` never ends; cancel it."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._limits = context.limits
+        self._past: dict[tuple[str, str], _Past] = {}  # by (from host, to host)
+
+    async def run(self) -> None:
+        """Look for a link to try, again and again; returns at once where no price is asked for."""
+        router = self._context.config.router
+        if router.policy != "adaptive" or not router.explore:
+            return
+        while True:
+            await asyncio.sleep(self._limits.trial_interval_s)
+            try:
+                if pair := self.next_pair():
+                    await self.attempt(*pair)
+            except Exception:  # a task boundary: one odd answer must not end the trials
+                log.exception("link trial failed")
+
+    def next_pair(self) -> tuple[Worker, Worker] | None:
+        """Return the prefill and decode worker whose link is to be tried now; None when none is."""
+        context, now_s = self._context, self._context.clock.monotonic()
+        fleet = context.fleet.view(None)
+        found = partners(RequestView(id="", body_bytes=0, prompt_tokens=MIN_TOKENS), fleet)
+        for prefill, receivers in _sample(found) if not isinstance(found, str) else ():
+            for decode in _sample(receivers):
+                hosts = (prefill.host, decode.host)
+                if not context.learner.wants_trial(*hosts) or _is_busy(prefill) or _is_busy(decode):
+                    continue
+                first_s = now_s + self._limits.trial_after_s  # clients may teach it meanwhile
+                if now_s >= self._past.setdefault(hosts, _Past(next_s=first_s)).next_s:
+                    return context.fleet[prefill.name], context.fleet[decode.name]
+        return None
+
+    async def attempt(self, prefill: Worker, decode: Worker) -> None:
+        """Try the link from `prefill` to `decode`, and learn what it carries."""
+        context, limits = self._context, self._limits
+        hosts = (prefill.config.host, decode.config.host)
+        past = self._past.setdefault(hosts, _Past(next_s=0.0))
+        error, model = "", _common_model(prefill, decode)
+        try:
+            if model is None:
+                raise UnavailableError("They have no model in common.")
+            async with asyncio.timeout(limits.trial_timeout_s):
+                await self._split(prefill, decode, model)
+        except TimeoutError:
+            error = f"It did not end within {limits.trial_timeout_s:g} s."
+        except TollbridgeError as failure:
+            error = failure.message
+        except ExceptionGroup as failures:
+            error = "; ".join(sorted({str(each) for each in failures.exceptions}))
+        past.num_failed = past.num_failed + 1 if error else 0
+        past.next_s = context.clock.monotonic() + limits.trial_again_s * 2 ** min(past.num_failed, 6)
+        context.metrics.trials.labels("failed" if error else "ok").inc()
+        if error:
+            log.warning("link trial failed: prefill=%s decode=%s %s", prefill.name, decode.name, error)
+            return
+        goodput = context.learner.cost.link(*hosts).goodput_bytes_per_s
+        log.info("link tried: prefill=%s decode=%s goodput_bytes_per_s=%.4g", prefill.name, decode.name, goodput)
+
+    async def _split(self, prefill: Worker, decode: Worker, model: str) -> None:
+        """Raise TollbridgeError when the KV did not cross."""
+        context = self._context
+        call = _call(model, _num_tokens(prefill))
+        decision = Decision(
+            id=call.id, policy="adaptive", choice="split", prefill=prefill.name, decode=decode.name, reason="trial",
+            why="Nobody knows what the link carries.", terms={"prompt_tokens": float(_num_tokens(prefill))},
+        )  # fmt: skip
+        split, lesson = splits.split_of(context, call, prefill, decode), context.learner.lesson(decision)
+        happened, moved = Happened(), context.fleet.begin_transfer(prefill, decode, _num_tokens(prefill))
+        try:
+            await self._legs(prefill, decode, split, lesson, decision, happened)
+            happened.status = "ok"
+        finally:
+            moved()
+            split.release(arrived=bool(happened.split_verified), answered=happened.status == "ok")
+            lesson.end(happened, decision)
+
+    async def _legs(
+        self, prefill: Worker, decode: Worker, split: Split, lesson: Lesson, decision: Decision, happened: Happened
+    ) -> None:
+        begun_s = self._context.clock.monotonic()
+
+        async def first() -> None:
+            answer, happened.prefill_report = await self._leg(prefill, "prefill", split.prefill, split, decision)
+            lesson.prefill_done()
+            if reason := split.prefilled(answer):
+                raise UnavailableError(f"{prefill.name} offers no KV: {reason}.")
+
+        async with asyncio.TaskGroup() as group:
+            leg = group.create_task(first())
+            if split.decode() is None:
+                await leg
+            body = split.decode() or b""
+            answer, happened.decode_report = await self._leg(decode, "decode", body, split, decision)
+            lesson.first_token()  # the answer is one token
+            happened.ttft_s = self._context.clock.monotonic() - begun_s
+            await leg
+        verdict = verify_split(happened.decode_report, usage_of(answer))
+        happened.split_verified = verdict.verified
+        if not verdict.verified:
+            raise UnavailableError(verdict.why)
+
+    async def _leg(
+        self, worker: Worker, leg: Leg, body: bytes, split: Split, decision: Decision
+    ) -> tuple[bytes, WorkerReport | None]:
+        upstream = self._context.upstream
+        with self._context.fleet.serving(worker, leg, **work_of(decision, leg)):
+            async with upstream.request(worker, "POST", _PATH, body=body, headers=split.headers) as response:
+                answer = await upstream.read(worker, response)
+        failure = failure_of(worker, response.status, answer)
+        if failure is not None or response.status != 200:
+            raise failure or UnavailableError(f"{worker.name} answered {response.status} to a link trial.")
+        return answer, take_report(answer)[1]
+
+
+def _sample(members: Sequence[_Any]) -> Sequence[_Any]:
+    return random.sample(members, min(len(members), _LOOKED_AT))
+
+
+def _call(model: str, num_tokens: int) -> Call:
+    """Return a request whose prompt nobody has cached."""
+    prompt = [random.SystemRandom().randrange(*_TOKEN_IDS) for _ in range(num_tokens)]
+    fields = {"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+    raw = msgspec.json.encode(fields)
+    return Call(
+        id=f"link-trial-{secrets.token_hex(8)}", path=_PATH, body=msgspec.json.decode(raw, type=Body),
+        body_bytes=len(raw), model=model, stream=False, override=None, trace={},
+    )  # fmt: skip
+
+
+def _num_tokens(prefill: Worker) -> int:
+    per_token = prefill.load.report.kv_bytes_per_token
+    return min(max(int(NUM_BYTES / per_token), MIN_TOKENS), MAX_TOKENS) if per_token else _UNSAID_TOKENS
+
+
+def _common_model(prefill: Worker, decode: Worker) -> str | None:
+    """Return a model of both that is no adapter: those are not split."""
+    names = prefill.named().ids & decode.named().ids - prefill.named().adapters
+    return min(names, default=None)
+
+
+def _is_busy(worker: WorkerView) -> bool:
+    return worker.num_in_flight > _BUSY or worker.suspect

@@ -1,0 +1,116 @@
+"""Links are tried with a prompt of our own, through stub workers; with real vLLM in tests/vllm/test_links.py."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.support.router_rig import QUICK, Rig, rig
+from tests.support.stub_worker import Behaviour, StubWorker
+from tollbridge.clock import ManualClock
+from tollbridge.config.cluster import ClusterConfig, WorkerConfig
+from tollbridge.router.app import make_context
+from tollbridge.router.trials import Trials
+from tollbridge.wire.params import TransferReport
+
+AT_ONCE = msgspec.structs.replace(
+    QUICK, trial_interval_s=0.02, trial_after_s=0.0, trial_again_s=1000.0, trial_timeout_s=20.0
+)
+
+
+def workers() -> tuple[StubWorker, StubWorker]:
+    """A prefill and a decode worker; a transfer carries 1 MB in half a second, beside a prefill of a tenth."""
+    pair = StubWorker("p0", "prefill"), StubWorker("d0", "decode")
+    transfer = TransferReport(
+        transfer_id="", side="receive", outcome="done", num_tokens=99, payload_bytes=1_000_000, wire_s=0.5
+    )
+    pair[0].report = {"prefill": {"prefill_s": 0.1}}
+    pair[1].report = {"decode": {"transfer": transfer, "loaded_tokens": 1 << 20}}
+    return pair
+
+
+async def links(r: Rig) -> Any:
+    return await r.until("/fleet", lambda fleet: fleet["cost"]["links"])
+
+
+async def test_a_link_is_known_before_any_client_has_split() -> None:
+    async with rig(*workers(), policy="adaptive", limits=AT_ONCE) as r:
+        (known,) = (await links(r))["cost"]["links"].values()
+        assert known["goodput_bytes_per_s"] == pytest.approx(2e6)
+        assert r["p0"].roles() == ["prefill"]
+        assert r["d0"].roles() == ["decode"]
+        body = r["d0"].seen[0].body
+        assert body["max_tokens"] == 1
+        assert body["prompt"] == r["p0"].seen[0].body["prompt"]
+        assert await r.metric("link_trials_total", outcome="ok") == 1
+        assert (await r.get("/decisions")).json["decisions"] == []  # no client's
+
+
+@pytest.mark.parametrize(("policy", "explore"), [("split", 0.02), ("local", 0.02), ("adaptive", 0.0)])
+async def test_nothing_is_tried_where_nobody_asks_for_a_price(policy: str, explore: float) -> None:
+    async with rig(*workers(), policy=policy, explore=explore, limits=AT_ONCE) as r:
+        for _ in range(30):
+            await r.get("/health")
+        assert r["p0"].roles() == r["d0"].roles() == []
+
+
+async def test_a_trial_that_fails_is_counted_and_not_repeated_at_once() -> None:
+    pair = workers()
+    pair[1].behaviour["decode"] = Behaviour("error", status=500)
+    async with rig(*pair, policy="adaptive", limits=AT_ONCE) as r:
+        await r["p0"].released.get()  # of KV that nobody fetches
+        while not await r.metric("link_trials_total", outcome="failed"):
+            pass
+        fleet = (await r.get("/fleet")).json
+        assert fleet["cost"]["links"] == {}
+        assert [worker["num_prefills"] + worker["num_decodes"] for worker in fleet["workers"]] == [0, 0]
+        assert r["d0"].roles() == ["decode"]
+
+
+async def test_kv_that_did_not_cross_teaches_nothing() -> None:
+    pair = workers()
+    pair[1].report["decode"] = {"transfer": None, "loaded_tokens": 0}
+    async with rig(*pair, policy="adaptive", limits=AT_ONCE) as r:
+        while not await r.metric("link_trials_total", outcome="failed"):
+            pass
+        assert (await r.get("/fleet")).json["cost"]["links"] == {}
+
+
+async def test_a_worker_that_hangs_ends_the_trial() -> None:
+    pair = workers()
+    pair[0].behaviour["prefill"] = Behaviour("hang")
+    limits = msgspec.structs.replace(AT_ONCE, trial_timeout_s=0.5)
+    async with rig(*pair, policy="adaptive", limits=limits) as r:
+        await r["p0"].departed["prefill"].wait()
+        while not await r.metric("link_trials_total", outcome="failed"):
+            pass
+
+
+def test_which_link_is_next() -> None:
+    """None while a worker is busy; one that failed only after a while, and the others meanwhile."""
+    names = ("p0", "prefill"), ("d0", "decode"), ("d1", "decode")
+    configs = [WorkerConfig(name=name, prefer=prefer, url="http://127.0.0.1:1", host=name) for name, prefer in names]
+    clock = ManualClock()
+    context = make_context(ClusterConfig(workers=configs), b"a secret for tests only", limits=AT_ONCE, clock=clock)
+    trials = Trials(context)
+    assert trials.next_pair() is None  # nobody is ready
+    p0, d0, d1 = context.fleet
+    for worker in context.fleet:
+        worker.kv = ("127.0.0.1", 7)
+        worker.judge(healthy=True)
+    p0.num_decodes = 5
+    assert trials.next_pair() is None
+    p0.num_decodes = 0
+    d1.num_decodes = 5
+    assert trials.next_pair() == (p0, d0)
+    asyncio.run(trials.attempt(p0, d0))  # they have no model in common
+    assert trials.next_pair() is None
+    d1.num_decodes = 0
+    assert trials.next_pair() == (p0, d1)
+    context.learner.cost.link("p0", "d1").observe(1e6)
+    assert trials.next_pair() is None
+    clock.advance(2000.0)
+    assert trials.next_pair() == (p0, d0)
