@@ -55,11 +55,30 @@ async def test_other_stream_options_are_kept() -> None:
         assert (await r.record("two"))["happened"]["split_verified"] is True
 
 
-async def test_local_request_is_passed_as_it_is() -> None:
+async def test_lengths_of_a_local_stream_are_known_and_hidden() -> None:
+    """What a prefill and a step take is learnt from them: nothing else says how long a stream of vLLM was."""
     async with vllm_pair(0) as r:
-        await r.post(STREAM, policy="local")
+        answer = await r.post(STREAM, policy="local", x_request_id="three")
+        assert all(event == "[DONE]" or event["choices"] for event in answer.events)
+        happened = (await r.record("three"))["happened"]
+        assert (happened["prompt_tokens"], happened["completion_tokens"]) == (100, 4)
+
+
+@pytest.mark.parametrize("body", [{**STREAM, "stream": False}, {**STREAM, "stream_options": {"include_usage": True}}])
+async def test_local_request_that_says_its_lengths_is_passed_as_it_is(body: dict[str, object]) -> None:
+    async with vllm_pair(0) as r:
+        await r.post(body, policy="local")
         (seen,) = r["p0"].seen + r["d0"].seen
-        assert "stream_options" not in seen.body
+        assert seen.body == {**seen.body, **body}
+        assert ("stream_options" in seen.body) is ("stream_options" in body)
+
+
+async def test_streams_alone_make_engines_known() -> None:
+    async with vllm_pair(0) as r:
+        first = await r.post(STREAM, policy="adaptive")
+        assert first.decision["reason"] == "unknown"
+        second = await r.post(STREAM, policy="adaptive")
+        assert second.decision["reason"] != "unknown"
 
 
 async def test_several_choices_are_split() -> None:

@@ -126,7 +126,9 @@ class Flow:
             try:
                 if self.decision.choice == "split":
                     return await self._split()
-                return await self._decode_leg(legs.local_body(self._call), self._headers)
+                ask_usage = splits.asks_usage(self._call, self._fleet[self.decision.decode])
+                body = legs.local_body(self._call, ask_usage=ask_usage)
+                return await self._decode_leg(body, self._headers, hide_usage=ask_usage)
             except PrefillFailedError as error:
                 self._retry(after_prefill_failure(self.decision, error.reason))
             except UnavailableError as error:

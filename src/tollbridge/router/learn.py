@@ -225,13 +225,15 @@ class Lesson:
 
     def _learn_prefill_from_outside(self, worker: str, happened: Happened) -> float | None:
         """A worker that reports no times: the TTFT of a local request that met nobody else's prefill has to do."""
-        if self._decision.prefill or not self._alone or happened.ttft_s is None or not happened.prompt_tokens:
+        terms = self._decision.terms
+        num_tokens = happened.prompt_tokens or int(terms.get("prompt_tokens", 0.0))
+        if self._decision.prefill or not self._alone or happened.ttft_s is None or not num_tokens:
             return None
         overhead_s = self._learner.cost.local_overhead_s.value(0.0)
-        cached = int(self._decision.terms.get("cached_tokens", 0.0))
+        cached = int(terms.get("cached_tokens", 0.0))
         return self._learner.cost.own_engine(worker).observe_prefill(
             max(happened.ttft_s - overhead_s, 1e-4),
-            max(1, happened.prompt_tokens - cached),
+            max(1, num_tokens - cached),
             cached,
             self._budget(worker),
             num_decodes=self._streams,

@@ -50,17 +50,19 @@ def params_for(
     )
 
 
-def local_body(call: Call) -> bytes:
-    """Return the client's own body."""
-    return msgspec.json.encode(call.body)
+def local_body(call: Call, *, ask_usage: bool = False) -> bytes:
+    """Return the client's own body, and a usage chunk asked for if so wanted."""
+    return msgspec.json.encode({**call.body, **_asking(call)} if ask_usage else call.body)
 
 
 def decode_body(call: Call, params: Mapping[str, object], *, ask_usage: bool = False) -> bytes:
     """Return the client's body with decode's part of the transfer, and a usage chunk asked for if so wanted."""
-    body: dict[str, object] = {**call.body, "kv_transfer_params": params}
-    if ask_usage:
-        body["stream_options"] = {**_stream_options(call), "include_usage": True}
-    return msgspec.json.encode(body)
+    asking = _asking(call) if ask_usage else {}
+    return msgspec.json.encode({**call.body, **asking, "kv_transfer_params": params})
+
+
+def _asking(call: Call) -> dict[str, object]:
+    return {"stream_options": {**_stream_options(call), "include_usage": True}}
 
 
 def lacks_usage(call: Call) -> bool:

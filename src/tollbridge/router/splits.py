@@ -61,7 +61,8 @@ def split_of(context: Context, call: Call, prefill: Worker, decode: Worker, *, v
 
 
 def asks_usage(call: Call, decode: Worker) -> bool:
-    """Return whether the router has to ask for a usage chunk: a vLLM stream says what it loaded there only."""
+    """Return whether the router has to ask for a usage chunk: a vLLM stream says only there what it loaded, and its
+    lengths."""
     return decode.config.engine == "vllm" and legs.lacks_usage(call)
 
 
