@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tollbridge.config.calibration import Calibration, EngineCalibration, LinkCalibration, PrefillFit
-from tollbridge.cost.habits import Average, Rate
+from tollbridge.cost.habits import Average, OutputLengths, Rate
 from tollbridge.cost.model import CostModel
 
 SEED = Calibration(
@@ -62,3 +62,19 @@ def test_average_resists_an_outlier() -> None:
         average.add(value)
     assert average.value(0.0) < 2.0
     assert Average().value(7.0) == 7.0
+
+
+def test_requests_with_bounds_alike_have_answers_alike() -> None:
+    lengths = OutputLengths()
+    assert lengths.expected(64, 128.0) == 64  # nothing is known: the bound
+    assert lengths.expected(None, 128.0) == 128.0
+    for _ in range(50):
+        lengths.add(3.0, 4)
+    assert lengths.expected(1000, 128.0) == pytest.approx(3.0)  # all that is known
+    lengths.add(300.0, 1000)
+    assert lengths.expected(900, 128.0) == pytest.approx(300.0)
+    assert lengths.expected(4, 128.0) == pytest.approx(3.0)
+    lengths.add(80.0)
+    assert lengths.expected(None, 128.0) == pytest.approx(80.0)
+    assert lengths.expected(200, 128.0) <= 200
+    assert lengths.num_values == 52

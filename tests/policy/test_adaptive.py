@@ -23,14 +23,17 @@ SLO = SloConfig(ttft_s=2.0, tpot_s=0.1, itl_p99_s=0.2)
 MEGABIT = 1e6 / 8
 
 
-def cost(goodput: float | None, *, engines: bool = True) -> CostModel:
-    """500 prompt tokens/s, a step of 30 ms and 1 ms per stream; one link."""
+def cost(goodput: float | None, *, engines: bool = True, ended: int = 10) -> CostModel:
+    """500 prompt tokens/s, a step of 30 ms and 1 ms per stream; one link. So many requests have `ended`."""
     engine = EngineCalibration(
         prefill=PrefillFit(alpha_s=0.02, beta_s_per_token=0.002, residual=0.05),
         decode=DecodeFit(step_s=0.03, per_decode_s=0.001, residual=0.05),
     )
     links = {"hp>hd": LinkCalibration(goodput_bytes_per_s=goodput)} if goodput else {}
-    return CostModel.seeded(Calibration(engines={"p0": engine, "d0": engine} if engines else {}, links=links))
+    model = CostModel.seeded(Calibration(engines={"p0": engine, "d0": engine} if engines else {}, links=links))
+    for _ in range(ended):
+        model.output_tokens.add(50, 50)
+    return model
 
 
 def worker(name: str, prefer: str, **more: object) -> WorkerView:
@@ -86,6 +89,24 @@ def test_streams_are_kept_off_the_worker_that_long_prompts_are_left_to() -> None
             model.stalling(500, at * 0.5)
         view = FleetView(workers=pair(d=BUSY), pricing=Pricing(cost=model, slo=SLO, explore=0.0, now_s=30.0))
         assert ask(32, view).decode == expected
+
+
+def test_streams_are_kept_off_a_prefill_worker_while_nobody_knows_what_will_come() -> None:
+    d = {"num_running": 1, "num_decodes": 1}
+    assert ask(32, fleet(cost(1e9, ended=0), *pair(d=d))).decode == "d0"
+    assert ask(32, fleet(cost(1e9, ended=10), *pair(d=d))).decode == "p0"  # the next one may use the idle worker
+
+
+def test_a_prompt_that_would_stop_newcomers_is_split_though_nobody_decodes_yet() -> None:
+    """Once such prompts are known to come, and so do others."""
+    model = cost(1e9)
+    assert ask(500, fleet(model, *pair())).choice == "local"
+    for at in range(60):
+        model.stalling(500, at * 0.5)
+        model.started(at * 0.5)
+    view = FleetView(workers=pair(), pricing=Pricing(cost=model, slo=SLO, explore=0.0, now_s=30.0))
+    assert ask(500, view).choice == "split"
+    assert ask(32, view).choice == "local"
 
 
 @pytest.mark.parametrize("megabits", [1, 10, 30])

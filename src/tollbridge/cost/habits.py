@@ -30,6 +30,41 @@ class Average:
         return self._mean if self.num_values else default
 
 
+class OutputLengths:
+    """How many tokens answers have: over all, and by the bound that the client set, to a power of two.
+
+    Requests of one kind have bounds alike: an extraction of at most 16 tokens says nothing of a chat of at most 1,024.
+    """
+
+    def __init__(self) -> None:
+        self._all = Average()
+        self._by_bound: dict[int, Average] = {}  # of bounds with so many bits: some sixty at most
+
+    def add(self, num_tokens: float, bound: int | None = None) -> None:
+        """Note an answer to a request for at most `bound` tokens, None for a request without a bound."""
+        self._all.add(num_tokens)
+        self._by_bound.setdefault(_num_bits(bound), Average()).add(num_tokens)
+
+    @property
+    def num_values(self) -> int:
+        return self._all.num_values
+
+    def value(self, default: float) -> float:
+        """Return the average over all, `default` without any."""
+        return self._all.value(default)
+
+    def expected(self, bound: int | None, default: float) -> float:
+        """Return what to expect of a request for at most `bound` tokens; `default` without a bound or any answer."""
+        if not self.num_values:
+            return bound or default
+        known = self._by_bound.get(_num_bits(bound), self._all).value(default)
+        return min(known, bound) if bound else known
+
+
+def _num_bits(bound: int | None) -> int:
+    return (bound or 0).bit_length()
+
+
 class Rate:
     """Events per second, each fading with `window_s`."""
 

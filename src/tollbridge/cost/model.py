@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from tollbridge.config.calibration import Calibration, EngineCalibration, LinkCalibration
 from tollbridge.cost.engine import EngineModel
-from tollbridge.cost.habits import Average, Rate
+from tollbridge.cost.habits import Average, OutputLengths, Rate
 from tollbridge.cost.link import LinkModel
 
 DEFAULT_OUTPUT_TOKENS = 128.0
@@ -36,7 +36,7 @@ class CostModel:
 
     local_overhead_s: Average = field(default_factory=Average)  # TTFT beyond wait and prefill: HTTP, tokenising, relay
     split_overhead_s: Average = field(default_factory=Average)  # the same of a split: what the second leg costs
-    output_tokens: Average = field(default_factory=Average)
+    output_tokens: OutputLengths = field(default_factory=OutputLengths)
     arrivals: Rate = field(default_factory=lambda: Rate(RATE_WINDOW_S))
     wire_bytes_per_token: Average = field(default_factory=Average)  # as reported, so with codec and layout
     stalls: Rate = field(default_factory=lambda: Rate(RATE_WINDOW_S))  # prompts that stop whoever decodes beside them

@@ -27,7 +27,10 @@ SPARE = 0.6  # of the prefill workers' time: what the prefill of all long prompt
 _ANY = 1e9  # seconds
 _ROUNDING = 1e-9  # of sums in another order
 _SAMPLE = 8  # workers of each kind whose links are looked at for that
-PREFERENCE = 0.01  # what a worker's `prefer` is worth: it decides ties
+PREFERENCE = 0.01  # what `prefer: decode` is worth to who decodes there: it decides ties; and
+PREFERENCE_STALLS = 0.2  # the same while prompts come that stop streams, or nobody can know: fewer than
+COLD_REQUESTS = 10  # have ended
+NEWCOMERS = 0.5  # of those who arrive where a prefill stops streams: the others find another worker
 
 
 class Side(msgspec.Struct, frozen=True, gc=False):
@@ -93,8 +96,7 @@ class Estimator:
         self._fleet = fleet
         self.num_tokens = max(1, prompt_tokens(request))
         self.usual_output = max(1.0, self.cost.output_tokens.value(DEFAULT_OUTPUT_TOKENS))
-        bound = request.max_tokens or self.usual_output
-        self.output_tokens = max(1.0, min(bound, self.usual_output) if self.cost.output_tokens.num_values else bound)
+        self.output_tokens = max(1.0, self.cost.output_tokens.expected(request.max_tokens, DEFAULT_OUTPUT_TOKENS))
         self._own_weight = min(4.0, max(0.25, 2.0**-request.priority))
         self._ttft_slo_s, self._tpot_slo_s = self.pricing.slo.ttft_s, self.pricing.slo.tpot_s
         self._home = home_of(request, (worker for worker in fleet.ready() if worker.prefer != "prefill"))
@@ -104,6 +106,9 @@ class Estimator:
         self._split_overhead_s = self.cost.split_overhead_s.value(self._local_overhead_s)
         self._nics = _nics(fleet)
         self._stalls_per_s = _stalls(fleet)
+        elsewhere = 0 < len(self._stalls_per_s) < len(fleet.ready())
+        expects_stalls = elsewhere or self.cost.output_tokens.num_values < COLD_REQUESTS
+        self._preference = PREFERENCE_STALLS if expects_stalls else PREFERENCE
 
     def side(self, worker: WorkerView) -> Side:
         """Return what `worker` would have to do, and what that does to others."""
@@ -120,12 +125,15 @@ class Estimator:
         if running or waiting:
             wait_s += 0.5 * step_s  # of the step that is being computed
         prefill_cost = self._arrivals_per_s * compute_s * (wait_s + 0.5 * compute_s) / self._ttft_slo_s
+        chunk = min(computed, budget)
+        breaks = engine.step_s(running, chunk, self.num_tokens - chunk) > self.pricing.slo.itl_p99_s
+        if breaks and self._stalls_per_s and worker.name not in self._stalls_per_s:
+            prefill_cost += MISS * NEWCOMERS * self._arrivals_per_s * compute_s
         slowed_s = 0.0
         if running:
             slowed_s = max(0.0, compute_s - num_steps(computed, budget) * step_s)
             prefill_cost += running * slowed_s / self.usual_output / self._tpot_slo_s
-            chunk = min(computed, budget)
-            if engine.step_s(running, chunk, self.num_tokens - chunk) > self.pricing.slo.itl_p99_s:
+            if breaks:
                 prefill_cost += MISS * self._newly_broken(engine, running, waiting, budget)
         own_step_s = step_s + engine.rho_s
         tokens, free = self.num_tokens + self.output_tokens, worker.free_kv_tokens
@@ -167,7 +175,7 @@ class Estimator:
             cost += SUSPECT
         if worker.name == self._home:
             cost -= AFFINITY
-        return cost - PREFERENCE if worker.prefer == "decode" else cost
+        return cost - self._preference if worker.prefer == "decode" else cost
 
     def mean_streams(self) -> float:
         """Return the streams that decode on a worker of this fleet, on average."""

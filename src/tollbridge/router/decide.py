@@ -112,13 +112,12 @@ def cached_tokens(prompt: Prompt, found: Mapping[str, int], fleet: FleetView) ->
 
 
 def _facts(request: RequestView, decision: Decision) -> dict[str, float]:
-    """Return what was known of the prompt, nothing when its tokens were not: `cached_tokens` are those of the worker
-
-    that computes it, `decode_cached_tokens` in a split those of the other.
-    """
+    """Return what was known of the request: `cached_tokens` are those of the worker that computes the prompt,
+    `decode_cached_tokens` in a split those of the other; neither where the prompt's tokens are not known."""
+    bound: dict[str, float] = {"max_tokens": request.max_tokens} if request.max_tokens else {}
     if request.prompt_tokens is None:
-        return {}
-    cached = {"cached_tokens": request.cached.get(decision.prefill or decision.decode, 0)}
+        return bound
+    cached = bound | {"cached_tokens": request.cached.get(decision.prefill or decision.decode, 0)}
     if decision.prefill is not None:
         cached["decode_cached_tokens"] = request.cached.get(decision.decode, 0)
     return {"prompt_tokens": request.prompt_tokens, **cached}

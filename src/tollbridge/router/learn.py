@@ -165,7 +165,8 @@ class Lesson:
             "ttft": self._ttft_error(happened),
         }
         if happened.completion_tokens:
-            self._learner.cost.output_tokens.add(happened.completion_tokens / happened.num_choices)
+            bound = int(decision.terms.get("max_tokens", 0.0)) or None
+            self._learner.cost.output_tokens.add(happened.completion_tokens / happened.num_choices, bound)
         known = {kind: error for kind, error in errors.items() if error is not None}
         for kind, error in known.items():
             self._learner.metrics.predicted(kind, error)

@@ -89,6 +89,7 @@ class SimRouter:
         self.index.expect(decision.prefill or decision.decode, content, block_size, expires_s=expires_s)
         facts = {
             "prompt_tokens": len(prompt),
+            "max_tokens": max_tokens,
             "cached_tokens": cached.get(decision.prefill or decision.decode, 0),
             "decode_cached_tokens": cached.get(decision.decode, 0),
         }
