@@ -36,7 +36,7 @@ from tollbridge.wire.params import WorkerReport
 
 log = logging.getLogger("tollbridge.router")
 
-NUM_BYTES = 16 << 20  # of KV, about: enough to tell a link by, and little even at 100 Mb/s
+NUM_BYTES = 4 << 20  # of KV, about: enough to tell a link by, and little even at 100 Mb/s
 MIN_TOKENS, MAX_TOKENS = 64, 512
 _UNSAID_TOKENS = 256  # where nobody says how large the KV of a token is
 _TOKEN_IDS = (16, 240)  # every vocabulary has these
