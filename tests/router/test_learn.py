@@ -262,8 +262,41 @@ def test_a_link_in_use_is_to_be_tried_again_when_nothing_bounds_it(vllm: Context
     assert isinstance(clock, ManualClock)
     assert learner.wants_trial("hp", "hd")
     stream_split(vllm, after_s=1.0)
+    assert learner.wants_trial("hp", "hd")  # the first may have waited for a connection
+    stream_split(vllm, after_s=1.0)
     assert not learner.wants_trial("hp", "hd")
     clock.advance(100.0)
     assert not learner.wants_trial("hp", "hd")  # it is not in use
     stream_split(vllm, after_s=0.0)
     assert learner.wants_trial("hp", "hd")
+    stream_split(vllm, after_s=9.0)
+    assert not learner.wants_trial("hp", "hd")
+    clock.advance(1000.0)
+    assert learner.wants_trial("hp", "hd")  # perhaps nobody uses it because it seemed slow
+
+
+def test_a_whole_answer_without_report_says_nothing_of_the_link(vllm: Context) -> None:
+    """Its first token is seen with its last."""
+    made = decision("split", prompt_tokens=1001)
+    lesson = vllm.learner.lesson(made)
+    assert isinstance(vllm.clock, ManualClock)
+    lesson.prefill_done()
+    vllm.clock.advance(30.0)
+    lesson.first_token()
+    lesson.end(Happened(status="ok", ttft_s=None, split_verified=True), made)
+    assert not vllm.learner.cost.link("hp", "hd").known
+
+
+def test_a_prefill_on_the_decode_worker_is_no_slower_link(vllm: Context) -> None:
+    stream_split(vllm, after_s=1.0)
+    for _ in range(10):
+        other = vllm.learner.lesson(decision("local", prompt_tokens=5000))
+        stream_split(vllm, after_s=19.0)
+        other.end(Happened(status="cancelled"), decision("local"))
+    assert vllm.learner.cost.link("hp", "hd").goodput_bytes_per_s == pytest.approx(10e6 / 2.0, rel=0.01)
+
+
+def test_a_trial_is_no_traffic(vllm: Context) -> None:
+    made = msgspec.structs.replace(decision("split", prompt_tokens=1001), reason="trial")
+    vllm.learner.lesson(made).end(Happened(status="ok"), made)
+    assert vllm.learner.cost.arrivals.per_s(1.0) == 0.0

@@ -79,6 +79,15 @@ async def test_kv_that_did_not_cross_teaches_nothing() -> None:
         assert (await r.get("/fleet")).json["cost"]["links"] == {}
 
 
+async def test_a_transfer_that_says_nothing_of_the_link_is_no_success() -> None:
+    pair = workers()
+    transfer = TransferReport(transfer_id="", side="receive", outcome="done", num_tokens=99, payload_bytes=10, wire_s=1)
+    pair[1].report["decode"] = {"transfer": transfer, "loaded_tokens": 1 << 20}
+    async with rig(*pair, policy="adaptive", limits=AT_ONCE) as r:
+        while not await r.metric("link_trials_total", outcome="failed"):
+            pass
+
+
 async def test_a_worker_that_hangs_ends_the_trial() -> None:
     pair = workers()
     pair[0].behaviour["prefill"] = Behaviour("hang")
@@ -100,17 +109,28 @@ def test_which_link_is_next() -> None:
     p0, d0, d1 = context.fleet
     for worker in context.fleet:
         worker.kv = ("127.0.0.1", 7)
+        worker.models = ({"id": "m"},)
         worker.judge(healthy=True)
     p0.num_decodes = 5
     assert trials.next_pair() is None
     p0.num_decodes = 0
     d1.num_decodes = 5
     assert trials.next_pair() == (p0, d0)
-    asyncio.run(trials.attempt(p0, d0))  # they have no model in common
+
+    async def refused() -> None:
+        async with context.upstream:
+            await trials.attempt(p0, d0)
+
+    asyncio.run(refused())
     assert trials.next_pair() is None
     d1.num_decodes = 0
     assert trials.next_pair() == (p0, d1)
-    context.learner.cost.link("p0", "d1").observe(1e6)
+    for _ in range(2):  # the first may have waited for a connection
+        assert trials.next_pair() == (p0, d1)
+        context.learner.cost.link("p0", "d1").observe(1e6)
     assert trials.next_pair() is None
+    d1.models = ({"id": "another"},)
     clock.advance(2000.0)
     assert trials.next_pair() == (p0, d0)
+    d0.models = ({"id": "another"},)
+    assert trials.next_pair() is None

@@ -49,9 +49,10 @@ async def test_usage_that_the_client_asked_for_reaches_it() -> None:
 
 async def test_other_stream_options_are_kept() -> None:
     async with vllm_pair(99) as r:
-        await r.post(STREAM | {"stream_options": {"continuous_usage_stats": False}}, policy="split", x_request_id="two")
+        options = {"continuous_usage_stats": True, "another": 1}  # the first means nothing without a usage chunk
+        await r.post(STREAM | {"stream_options": options}, policy="split", x_request_id="two")
         (leg,) = [seen for seen in r["d0"].seen if seen.role == "decode"]
-        assert leg.body["stream_options"] == {"continuous_usage_stats": False, "include_usage": True}
+        assert leg.body["stream_options"] == {"continuous_usage_stats": False, "another": 1, "include_usage": True}
         assert (await r.record("two"))["happened"]["split_verified"] is True
 
 
@@ -64,7 +65,14 @@ async def test_lengths_of_a_local_stream_are_known_and_hidden() -> None:
         assert (happened["prompt_tokens"], happened["completion_tokens"]) == (100, 4)
 
 
-@pytest.mark.parametrize("body", [{**STREAM, "stream": False}, {**STREAM, "stream_options": {"include_usage": True}}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {**STREAM, "stream": False},
+        {**STREAM, "stream_options": {"include_usage": True}},
+        {**STREAM, "stream_options": []},  # for the worker to refuse
+    ],
+)
 async def test_local_request_that_says_its_lengths_is_passed_as_it_is(body: dict[str, object]) -> None:
     async with vllm_pair(0) as r:
         await r.post(body, policy="local")

@@ -14,6 +14,7 @@ import math
 
 MIN_SAMPLE_BYTES = 64 * 1024  # less says more about latency than about goodput
 START_SPREAD = 0.5
+PACE = 1.25  # a transfer so much longer than its prefill was as fast as the path
 MIN_SPREAD = 0.03
 _UP, _DOWN = 0.6, 0.4  # how far the estimate moves
 _AGAIN = 0.6  # the same for a slower transfer after a slower one, both alone, on a logarithmic scale
@@ -73,5 +74,5 @@ def proven(payload_bytes: float, wire_s: float, *, num_sharing: float, prefill_s
     if payload_bytes < MIN_SAMPLE_BYTES or wire_s <= 1e-4:
         return None
     rate = payload_bytes / wire_s
-    path_set_the_pace = wire_s > 1.25 * prefill_s
+    path_set_the_pace = wire_s > PACE * prefill_s
     return rate, rate * max(1.0, num_sharing) if path_set_the_pace else math.inf

@@ -213,7 +213,7 @@ class Estimator:
         ttft_s = ready_s + decode.step_s + self._split_overhead_s
         sigma_s = math.hypot(
             prefill.spread * (prefill.wait_s + prefill.compute_s),
-            path.spread * (path.arrival_s - prefill.wait_s if path.arrival_s >= ready_s else 0.0),
+            path.spread * (path.arrival_s - _begins_s(prefill) if path.arrival_s >= ready_s else 0.0),
         )
         slowed = path.num_flows * min(
             path.wire_s, path.backlog_bytes / path.goodput_bytes_per_s / max(1, path.num_flows)
@@ -263,7 +263,7 @@ class Estimator:
         shipped = max(0, self.num_tokens - 1 - decode.cached)
         wire_bytes = kappa * shipped
         num_flows, queued_bytes = self._sharing(prefill.view.host, decode.view.host, wire_bytes)
-        backlog_bytes = max(0.0, min(queued_bytes, num_flows * wire_bytes) - goodput * prefill.wait_s)
+        backlog_bytes = max(0.0, min(queued_bytes, num_flows * wire_bytes) - goodput * _begins_s(prefill))
         useless = max(0, decode.cached - prefill.cached)  # computed first, and decode has it
         if overlaps(prefill.view.connector):
             crossed_s = last_arrival_closed_s(
@@ -275,8 +275,8 @@ class Estimator:
                 idle_s=prefill.compute_s * useless / prefill.computed,
             )
         else:
-            crossed_s = prefill.compute_s + (wire_bytes + backlog_bytes) / goodput
-        arrival_s = prefill.wait_s + crossed_s
+            crossed_s = (wire_bytes + backlog_bytes) / goodput
+        arrival_s = _begins_s(prefill) + crossed_s
         return Path(
             wire_bytes, goodput, backlog_bytes, num_flows, wire_bytes / goodput, arrival_s, link.known, link.spread
         )
@@ -286,6 +286,11 @@ class Estimator:
         out, into = self._nics.get((source, "out"), (0, 0.0)), self._nics.get((target, "in"), (0, 0.0))
         num_flows, queued = max(out, into)
         return num_flows, queued or num_flows * wire_bytes
+
+
+def _begins_s(prefill: Side) -> float:
+    """Return when the first KV can leave."""
+    return prefill.wait_s if overlaps(prefill.view.connector) else prefill.wait_s + prefill.compute_s
 
 
 def _stalls(fleet: FleetView) -> dict[str, float]:
@@ -320,6 +325,8 @@ def _take_long_prompts(senders: list[WorkerView], ready: list[WorkerView], rate:
     num_pieces = PIECES_PER_CHUNK * num_steps(num_tokens, budget)
     receivers = [worker.host for worker in ready if worker.prefer != "prefill"]
     links = cost.goodputs([worker.host for worker in senders[:_SAMPLE]], receivers[:_SAMPLE])
+    if not overlaps(sender.connector):
+        return any(compute_s + wire_bytes / goodput < patience_s for goodput in links)
     return any(  # the first does, mostly
         last_arrival_closed_s(wire_bytes, goodput, compute_s=compute_s, num_pieces=num_pieces) < patience_s
         for goodput in links

@@ -19,13 +19,14 @@ from tollbridge.clock import Clock
 from tollbridge.config.cluster import SloConfig
 from tollbridge.cost.engine import DEFAULT_BUDGET
 from tollbridge.cost.habits import Average
-from tollbridge.cost.link import overlaps, proven
+from tollbridge.cost.link import PACE, overlaps, proven
 from tollbridge.cost.model import CostModel
 from tollbridge.policy.pricing import Pricing
 from tollbridge.router.fleet import Fleet
 from tollbridge.router.metrics import RouterMetrics
 from tollbridge.wire.decision import Decision, Happened
 
+TRIAL = "trial"  # reason of a split of our own
 _SHARED_WEIGHT = 0.1  # of a prefill that shared its steps with another
 _MIN_STEPS = 8  # of a stream, to tell what a step takes
 _MAX_PREFILL_SHARE = 0.3  # of a stream's time, beyond which it says little of the steps without prefill
@@ -33,6 +34,7 @@ _BESIDE_S = (
     0.05  # HTTP, a connector's polling and a step: what else may pass between KV's last byte and the first token
 )
 _STALE_S = 60.0  # what proved at most how fast a link is has been too long ago
+_FORGOTTEN_S = 600.0  # nobody used a link, perhaps because it once seemed slow
 
 
 @dataclass
@@ -104,12 +106,16 @@ class Learner:
         self.cost.keep(workers, hosts)
 
     def wants_trial(self, source: str, target: str) -> bool:
-        """Return whether nobody knows what the link carries, or it is in use and nothing says that it has not become
-        slower."""
-        if not self.cost.link(source, target).known:
+        """Return whether nobody knows what the link carries, or only from a first transfer, which may have waited for a
+        connection; whether it is in use and nothing says that it has not become slower, or has long been out of use."""
+        model = self.cost.link(source, target)
+        if not model.known or model.num_observations == 1:
             return True
         link = self.links.get((source, target))
-        return link is not None and link.used_s > link.bounded_s + _STALE_S
+        if link is None:  # as the operator stated it
+            return False
+        forgotten_s = max(link.used_s, link.bounded_s) + _FORGOTTEN_S
+        return link.used_s > link.bounded_s + _STALE_S or self.clock.monotonic() > forgotten_s
 
     def nic(self, host: str, direction: str) -> _Nic:
         return self.nics.setdefault((host, direction), _Nic())
@@ -135,9 +141,14 @@ class Lesson:
         self._begun_at_s = learner.clock.monotonic()
         self._prefilled_at_s = self._first_at_s = 0.0  # monotonic; 0: not yet
         self._overhead_s = self._overhead.value(learner.cost.local_overhead_s.value(0.0))  # that went into the price
-        self._quiet = self._alone and not self._num_streams(decision.decode)
+        self._is_trial = decision.reason == TRIAL
+        self._decode_started = self._decode.num_started
+        self._quiet = not self._num_streams(decision.decode) and not (
+            decision.prefill is not None and self._decode.num_prefilling
+        )
         self._nics = self._enter_link()
-        self._note_arrival(worker)
+        if not self._is_trial:
+            self._note_arrival(worker)
 
     def prefill_done(self) -> None:
         """The prefill worker has answered."""
@@ -199,6 +210,8 @@ class Lesson:
         self._alone = self._alone and self._engine.num_started == self._started
         self._engine.num_prefilling -= 1
         self._sharing = 1 + max((seen.overlapping(nic) for nic, seen in self._nics), default=0)
+        same = self._decode.num_started == self._decode_started
+        self._quiet = self._quiet and self._alone and same and self._sharing == 1
         for nic, _ in self._nics:
             nic.num_active -= 1
 
@@ -265,30 +278,33 @@ class Lesson:
 
         That is the least which the path carries. The most is known only when nothing else was going on.
         """
-        if not happened.split_verified or not self._prefilled_at_s or not self._first_at_s:
+        if not happened.split_verified or not self._prefilled_at_s or not self._first_at_s or happened.ttft_s is None:
             return None
         terms, view = self._decision.terms, self._learner.fleet.view_of(self._workers[self._decision.prefill or ""])
-        num_tokens = terms.get("prompt_tokens", 0.0) - 1 - terms.get("decode_cached_tokens", 0.0)
+        num_tokens = (happened.prompt_tokens or terms.get("prompt_tokens", 0.0)) - 1
+        num_tokens -= terms.get("decode_cached_tokens", 0.0)
         num_bytes = num_tokens * self._learner.cost.wire_bytes_per_token.value(view.kv_bytes_per_token)
-        answered_s = self._prefilled_at_s - self._begun_at_s
-        prefill_s = (self._predicted_prefill_s() or answered_s) if overlaps(view.connector) else 0.0
+        answered_s = self._prefilled_at_s - self._begun_at_s  # with what waited before it
         after_s = max(self._first_at_s - self._prefilled_at_s, 0.0)
-        interval = proven(num_bytes, prefill_s + after_s, num_sharing=1, prefill_s=prefill_s)
+        prefill_s = (self._predicted_prefill_s() or answered_s) if overlaps(view.connector) else 0.0
+        longest_s = (answered_s if overlaps(view.connector) else 0.0) + after_s
+        interval = proven(num_bytes, longest_s, num_sharing=1, prefill_s=0.0)
         if interval is None:
             return None
-        low, high = interval
         net_s = prefill_s + after_s - _BESIDE_S
-        is_bounded = high < math.inf and self._quiet and self._alone and net_s > _BESIDE_S
-        return self._observe_link((low, num_bytes / net_s if is_bounded else math.inf))
+        is_bounded = self._quiet and net_s > _BESIDE_S and prefill_s + after_s > PACE * prefill_s
+        return self._observe_link((interval[0], max(num_bytes / net_s, interval[0]) if is_bounded else math.inf))
 
     def _observe_link(self, interval: tuple[float, float] | None) -> float | None:
         if interval is None or self._decision.prefill is None:
             return None
         learner, hosts = self._learner, self._hosts(self._decision.prefill)
         seen = learner.links.setdefault(hosts, _Link())
-        seen.used_s = learner.clock.monotonic()
-        if interval[1] < math.inf or seen.bounded_s == -math.inf:
-            seen.bounded_s = seen.used_s
+        now_s = learner.clock.monotonic()
+        if not self._is_trial:
+            seen.used_s = now_s
+        if self._is_trial or interval[1] < math.inf or seen.bounded_s == -math.inf:
+            seen.bounded_s = now_s
         link = learner.cost.link(*hosts)
         was_known = link.known
         error = link.observe(*interval)

@@ -62,7 +62,10 @@ def decode_body(call: Call, params: Mapping[str, object], *, ask_usage: bool = F
 
 
 def _asking(call: Call) -> dict[str, object]:
-    return {"stream_options": {**_stream_options(call), "include_usage": True}}
+    """Return the option that asks for a usage chunk; vLLM ignores `continuous_usage_stats` without it, and so do we."""
+    options = _stream_options(call) or {}
+    quiet = {"continuous_usage_stats": False} if "continuous_usage_stats" in options else {}
+    return {"stream_options": {**options, "include_usage": True, **quiet}}
 
 
 def lacks_usage(call: Call) -> bool:
@@ -70,16 +73,17 @@ def lacks_usage(call: Call) -> bool:
 
     An option of another kind is none to build upon: the worker refuses it.
     """
-    return call.stream and _stream_options(call).get("include_usage") in (None, False)
+    options = _stream_options(call)
+    return call.stream and options is not None and options.get("include_usage") in (None, False)
 
 
-def _stream_options(call: Call) -> dict[str, object]:
-    raw = call.body.get("stream_options")
+def _stream_options(call: Call) -> dict[str, object] | None:
+    """Return the client's options, none given being empty ones; None when they are no object."""
     try:
-        options = msgspec.json.decode(raw) if raw is not None else None
+        options = msgspec.json.decode(call.body.get("stream_options", b"null"))
     except msgspec.DecodeError:
-        options = None
-    return options if isinstance(options, dict) else {}
+        return None
+    return {} if options is None else options if isinstance(options, dict) else None
 
 
 def prefill_body(call: Call, params: Mapping[str, object]) -> bytes:

@@ -25,7 +25,7 @@ from tollbridge.router import splits
 from tollbridge.router.context import Context
 from tollbridge.router.fleet import Leg, Worker
 from tollbridge.router.ingress import Body, Call
-from tollbridge.router.learn import Lesson
+from tollbridge.router.learn import TRIAL, Lesson
 from tollbridge.router.splits import Split
 from tollbridge.router.stream import take_report, usage_of
 from tollbridge.router.upstream import failure_of
@@ -85,43 +85,60 @@ class Trials:
                 hosts = (prefill.host, decode.host)
                 if not context.learner.wants_trial(*hosts) or _is_busy(prefill) or _is_busy(decode):
                     continue
+                pair = context.fleet[prefill.name], context.fleet[decode.name]
+                if _common_model(*pair) is None:
+                    continue
                 first_s = now_s + self._limits.trial_after_s  # clients may teach it meanwhile
                 if now_s >= self._past.setdefault(hosts, _Past(next_s=first_s)).next_s:
-                    return context.fleet[prefill.name], context.fleet[decode.name]
+                    return pair
         return None
 
     async def attempt(self, prefill: Worker, decode: Worker) -> None:
         """Try the link from `prefill` to `decode`, and learn what it carries."""
         context, limits = self._context, self._limits
         hosts = (prefill.config.host, decode.config.host)
+        link = context.learner.cost.link(*hosts)
+        error = await self._error_of(prefill, decode)
+        if not error and not link.known:
+            error = "The transfer said nothing about the link: nobody says what the KV of a token weighs."
+        here = {worker.config.host for worker in context.fleet}
+        self._past = {pair: past for pair, past in self._past.items() if here >= set(pair)}
         past = self._past.setdefault(hosts, _Past(next_s=0.0))
-        error, model = "", _common_model(prefill, decode)
-        try:
-            if model is None:
-                raise UnavailableError("They have no model in common.")
-            async with asyncio.timeout(limits.trial_timeout_s):
-                await self._split(prefill, decode, model)
-        except TimeoutError:
-            error = f"It did not end within {limits.trial_timeout_s:g} s."
-        except TollbridgeError as failure:
-            error = failure.message
-        except ExceptionGroup as failures:
-            error = "; ".join(sorted({str(each) for each in failures.exceptions}))
         past.num_failed = past.num_failed + 1 if error else 0
-        past.next_s = context.clock.monotonic() + limits.trial_again_s * 2 ** min(past.num_failed, 6)
+        again_s = limits.trial_after_s if not error and link.num_observations < 2 else limits.trial_again_s
+        past.next_s = context.clock.monotonic() + again_s * 2 ** min(past.num_failed, 6)
         context.metrics.trials.labels("failed" if error else "ok").inc()
         if error:
             log.warning("link trial failed: prefill=%s decode=%s %s", prefill.name, decode.name, error)
-            return
-        goodput = context.learner.cost.link(*hosts).goodput_bytes_per_s
-        log.info("link tried: prefill=%s decode=%s goodput_bytes_per_s=%.4g", prefill.name, decode.name, goodput)
+        else:
+            goodput = link.goodput_bytes_per_s
+            log.info("link tried: prefill=%s decode=%s goodput_bytes_per_s=%.4g", prefill.name, decode.name, goodput)
+
+    async def _error_of(self, prefill: Worker, decode: Worker) -> str:
+        """Return what went wrong with a trial, "" when nothing did."""
+        model = _common_model(prefill, decode)
+        try:
+            if model is None:
+                return "They have no model in common."
+            async with asyncio.timeout(self._limits.trial_timeout_s):
+                await self._split(prefill, decode, model)
+        except TimeoutError:
+            return f"It did not end within {self._limits.trial_timeout_s:g} s."
+        except TollbridgeError as failure:
+            return failure.message
+        except ExceptionGroup as failures:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # before Python 3.13 a failing group forgets that
+                raise asyncio.CancelledError from None
+            return "; ".join(sorted({str(each) for each in failures.exceptions}))
+        return ""
 
     async def _split(self, prefill: Worker, decode: Worker, model: str) -> None:
         """Raise TollbridgeError when the KV did not cross."""
         context = self._context
         call = _call(model, _num_tokens(prefill))
         decision = Decision(
-            id=call.id, policy="adaptive", choice="split", prefill=prefill.name, decode=decode.name, reason="trial",
+            id=call.id, policy="adaptive", choice="split", prefill=prefill.name, decode=decode.name, reason=TRIAL,
             why="Nobody knows what the link carries.", terms={"prompt_tokens": float(_num_tokens(prefill))},
         )  # fmt: skip
         split, lesson = splits.split_of(context, call, prefill, decode), context.learner.lesson(decision)
@@ -131,7 +148,7 @@ class Trials:
             happened.status = "ok"
         finally:
             moved()
-            split.release(arrived=bool(happened.split_verified), answered=happened.status == "ok")
+            split.release(arrived=bool(happened.split_verified), answered=happened.ttft_s is not None)
             lesson.end(happened, decision)
 
     async def _legs(
@@ -140,7 +157,9 @@ class Trials:
         begun_s = self._context.clock.monotonic()
 
         async def first() -> None:
-            answer, happened.prefill_report = await self._leg(prefill, "prefill", split.prefill, split, decision)
+            sent = self._leg(prefill, "prefill", split.prefill, split, decision)
+            whole = self._context.releaser.outlive(sent) if split.prefill_outlives else sent
+            answer, happened.prefill_report = await whole
             lesson.prefill_done()
             if reason := split.prefilled(answer):
                 raise UnavailableError(f"{prefill.name} offers no KV: {reason}.")
@@ -169,6 +188,7 @@ class Trials:
         failure = failure_of(worker, response.status, answer)
         if failure is not None or response.status != 200:
             raise failure or UnavailableError(f"{worker.name} answered {response.status} to a link trial.")
+        self._context.fleet.succeeded(worker)
         return answer, take_report(answer)[1]
 
 
