@@ -30,7 +30,8 @@ class TestLocal:
             assert answer.events[-1] == "[DONE]"
             assert answer.decision == {
                 "id": "mine", "choice": "local", "prefill": None, "decode": "d0",
-                "policy": "local", "reason": "policy", "predicted": {"prompt_tokens": 3, "cached_tokens": 0},
+                "policy": "local", "reason": "policy",
+                "predicted": {"prompt_tokens": 3, "cached_tokens": 0, "max_tokens": 8},
             }  # fmt: skip
             assert answer.headers["x-request-id"] == "mine"
             assert r["p0"].seen == []
