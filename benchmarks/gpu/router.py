@@ -30,9 +30,10 @@ def start_router(
     workers: Mapping[str, Server], folder: Path, *, prefer: Mapping[str, str], connector: str = "tollbridge",
     slo: Mapping[str, float] | None = None,
 ) -> Router:  # fmt: skip
-    """Start a router with policy local over `workers`, told of `slo`; requests choose another policy by header."""
+    """Start a router over `workers`: one that is told of an `slo` prices what it gets, as it does by default, and tries
+    the links for that; else with policy local. Requests choose another policy by header."""
     cluster = {
-        "router": {"port": 0, "policy": "local"},
+        "router": {"port": 0, "policy": "adaptive" if slo else "local"},
         "slo": dict(slo or {}),
         "workers": [
             {

@@ -62,7 +62,9 @@ PARTS = ("alone", "together", "interference", "goodput")
 LENGTHS = (512, 2048, 4096, 8192, 16384)
 CONCURRENCIES = (1, 4, 8, 16, 32)
 READY_ATTEMPTS = 5
-TEACHING = 5  # requests
+TRIED = 'tollbridge_router_link_trials_total{outcome="ok"}'
+TRIED_WITHIN_S, NUM_TRIALS = 30.0, 2  # the first may have waited for a connection
+NUM_DECISIONS = 100  # kept of each router that prices, the newest
 CHUNK = 512  # tokens of prefill in a step of the arm `chunked`
 # MLPerf inference, TTFT and TPOT: Llama-3.1-8B server and interactive; Llama-2-70B server and interactive for 32B. Both
 # are blind to stalls, which a mean hides: `smooth` is ours, the server's TTFT and the p99 of the gaps of each stream.
@@ -194,7 +196,9 @@ class Bench:
             connector = aiohttp.TCPConnector(limit=0)
             session = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, timeout=timeout))
             ways = {name: way for name, way in self._ways.items() if way.fleet in fleets}
-            await _teach(session, [url for one in fleets.values() for slo, url in one.routers.items() if slo])
+            told = [url for one in fleets.values() for slo, url in one.routers.items() if slo]
+            for url in told:
+                self._keep("link_tried", {url: await _tried(session, url)})
             arms = {name: _arm(session, way, fleets[way.fleet], self._decided(name)) for name, way in ways.items()}
             self._keep("started_s", {"+".join(fleets): round(time.monotonic() - begun_s, 1)})
             end_s = time.monotonic() + budget_s
@@ -207,6 +211,8 @@ class Bench:
                     await steps[part](runner, now_s + max(5.0, (end_s - now_s) / (len(parts) - index)))
                 except (RuntimeError, aiohttp.ClientError, TimeoutError) as error:
                     self._keep("failed", {part: str(error)[:500]})
+            for url in told:
+                self._keep("last_decisions", {url: await _last_decisions(session, url)})
 
     async def _warm(self, arms: dict[str, Arm]) -> dict[str, Arm]:
         """Return the arms that serve, warm; the others are noted."""
@@ -361,11 +367,20 @@ def _arm(session: aiohttp.ClientSession, way: Way, fleet: Fleet, decided: Counte
     return _alike(routed)
 
 
-async def _teach(session: aiohttp.ClientSession, routers: Sequence[str]) -> None:
-    """Split a few requests by each router that no other arm uses: what it does not know of a link it would not use."""
-    for url in routers:
-        for _ in range(TEACHING):
-            await stream(session, url, legs.body(legs.draw(random.Random(), LONG_TOKENS), 8), policy="split")
+async def _tried(session: aiohttp.ClientSession, url: str) -> bool:
+    """Return whether the router has tried its link before long: what it does not know of a link it would not use."""
+    for _ in range(int(TRIED_WITHIN_S)):
+        async with session.get(url + "/metrics") as response:
+            text = await response.text()
+        if any(line.startswith(TRIED) and float(line.split()[-1]) >= NUM_TRIALS for line in text.splitlines()):
+            return True
+        await asyncio.sleep(1)
+    return False
+
+
+async def _last_decisions(session: aiohttp.ClientSession, url: str) -> Any:
+    async with session.get(url + "/decisions", params={"limit": NUM_DECISIONS}) as response:
+        return await response.json()
 
 
 def _gpus() -> list[str]:

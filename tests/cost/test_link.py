@@ -52,6 +52,20 @@ def test_waiting_for_prefill_is_no_slower_link() -> None:
     assert link.goodput_bytes_per_s == 100 * MB
 
 
+def test_the_best_rate_stands_until_something_proves_a_most() -> None:
+    """A short prompt of a GPU proves a tenth of what a fast link carries."""
+    link = LinkModel()
+    for rate in (200 * MB, 1000 * MB, 800 * MB):
+        link.observe(rate)
+    assert link.goodput_bytes_per_s == 1000 * MB
+    assert not link.is_bounded
+    link.observe(900 * MB, 900 * MB)
+    assert link.is_bounded
+    assert 900 * MB < link.goodput_bytes_per_s < 1000 * MB
+    link.observe(2000 * MB)
+    assert link.goodput_bytes_per_s < 1700 * MB, "one may be a mistake"
+
+
 def test_a_link_that_really_got_slower_is_noticed() -> None:
     link = LinkModel(100 * MB)
     for _ in range(10):

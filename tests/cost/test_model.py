@@ -70,7 +70,8 @@ def test_requests_with_bounds_alike_have_answers_alike() -> None:
     assert lengths.expected(None, 128.0) == 128.0
     for _ in range(50):
         lengths.add(3.0, 4)
-    assert lengths.expected(1000, 128.0) == pytest.approx(3.0)  # all that is known
+    assert lengths.expected(1000, 128.0) == 128.0  # three quarters of their bounds are used, or what is usual
+    assert lengths.expected(100, 128.0) == pytest.approx(75.0)
     lengths.add(300.0, 1000)
     assert lengths.expected(900, 128.0) == pytest.approx(300.0)
     assert lengths.expected(4, 128.0) == pytest.approx(3.0)

@@ -19,6 +19,7 @@ from tollbridge.wire.params import TransferReport
 AT_ONCE = msgspec.structs.replace(
     QUICK, trial_interval_s=0.02, trial_after_s=0.0, trial_again_s=1000.0, trial_timeout_s=20.0
 )
+CARD = b'{"object": "list", "data": [{"id": "stub-model", "max_model_len": 8192}]}'
 
 
 def workers() -> tuple[StubWorker, StubWorker]:
@@ -96,6 +97,31 @@ async def test_a_worker_that_hangs_ends_the_trial() -> None:
         await r["p0"].departed["prefill"].wait()
         while not await r.metric("link_trials_total", outcome="failed"):
             pass
+
+
+async def test_what_is_soon_over_is_followed_by_longer_prompts() -> None:
+    pair = workers()
+    for worker in pair:
+        worker.odd_models = CARD
+    limits = msgspec.structs.replace(AT_ONCE, trial_growing_s=1000.0)
+    async with rig(*pair, policy="adaptive", limits=limits) as r:
+        while await r.metric("link_trials_total", outcome="ok") < 1:
+            pass
+        assert [len(request.body["prompt"]) for request in r["d0"].seen] == [256, 1024]
+
+
+@pytest.mark.parametrize(("longest", "growing_s"), [(8192, 0.0), (1024, 1000.0), (None, 1000.0)])
+async def test_no_longer_prompt_follows_one_that_took_long_or_where_none_fits(
+    longest: int | None, growing_s: float
+) -> None:
+    pair = workers()
+    for worker in pair:
+        worker.odd_models = CARD.replace(b"8192", str(longest).encode()) if longest else None
+    limits = msgspec.structs.replace(AT_ONCE, trial_growing_s=growing_s)
+    async with rig(*pair, policy="adaptive", limits=limits) as r:
+        while await r.metric("link_trials_total", outcome="ok") < 1:
+            pass
+        assert [len(request.body["prompt"]) for request in r["d0"].seen] == [256]
 
 
 def test_which_link_is_next() -> None:

@@ -33,16 +33,20 @@ class Average:
 class OutputLengths:
     """How many tokens answers have: over all, and by the bound that the client set, to a power of two.
 
-    Requests of one kind have bounds alike: an extraction of at most 16 tokens says nothing of a chat of at most 1,024.
+    Requests of one kind have bounds alike: an extraction of at most 16 tokens says nothing of a chat of at most 1,024,
+    but whether answers use up their bounds is a habit of the traffic.
     """
 
     def __init__(self) -> None:
         self._all = Average()
+        self._share = Average()  # of their bounds
         self._by_bound: dict[int, Average] = {}  # of bounds with so many bits: some sixty at most
 
     def add(self, num_tokens: float, bound: int | None = None) -> None:
         """Note an answer to a request for at most `bound` tokens, None for a request without a bound."""
         self._all.add(num_tokens)
+        if bound:
+            self._share.add(num_tokens / bound)
         self._by_bound.setdefault(_num_bits(bound), Average()).add(num_tokens)
 
     @property
@@ -54,10 +58,17 @@ class OutputLengths:
         return self._all.value(default)
 
     def expected(self, bound: int | None, default: float) -> float:
-        """Return what to expect of a request for at most `bound` tokens; `default` without a bound or any answer."""
+        """Return what to expect of a request for at most `bound` tokens; `default` without a bound or any answer.
+
+        The first of its kind is taken to be as long as any, and to use as much of its bound, up to `default`.
+        """
         if not self.num_values:
             return bound or default
-        known = self._by_bound.get(_num_bits(bound), self._all).value(default)
+        kind = self._by_bound.get(_num_bits(bound))
+        if kind is not None:
+            known = kind.value(default)
+        else:
+            known = max(self._all.value(default), min((bound or 0) * self._share.value(1.0), default))
         return min(known, bound) if bound else known
 
 

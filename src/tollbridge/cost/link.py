@@ -4,8 +4,9 @@ Each report of a transfer proves an interval. Its own rate r is what the path ca
 times the transfers that shared it, provided that the path, and not the prefill, set the pace: otherwise nothing is
 proven above r. An estimate inside the interval stands, one outside moves towards it. So neither sharing that we
 caused ourselves nor a transfer that waited for its prefill is ever learnt as a slower link, and a faster one is
-noticed at once. One slow transfer may have been a hiccup, and so may several that shared it; a second in a row that had
-the path to itself moves the estimate by orders of magnitude.
+noticed at once. Until something proves a most, the best rate seen is the estimate. One slow transfer may have been a
+hiccup, and so may several that shared it; a second in a row that had the path to itself moves the estimate by orders
+of magnitude.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class LinkModel:
         self.goodput_bytes_per_s = goodput_bytes_per_s
         self._deviation = spread
         self.num_observations = 0
+        self.is_bounded = goodput_bytes_per_s > 0.0  # whether anything ever said what it carries at most
         self._num_slower = 0  # that were alone, in a row
 
     @property
@@ -45,6 +47,8 @@ class LinkModel:
             return 0.0
         self.num_observations += 1
         before = self.goodput_bytes_per_s
+        was_bounded = self.is_bounded
+        self.is_bounded = was_bounded or high < math.inf
         if not before:
             self.goodput_bytes_per_s = low
             return 0.0
@@ -54,7 +58,8 @@ class LinkModel:
         if is_slower_alone and self._num_slower > 1:
             self.goodput_bytes_per_s = before * (nearest / before) ** _AGAIN
         else:
-            self.goodput_bytes_per_s = before + (_UP if nearest > before else _DOWN) * (nearest - before)
+            up = _UP if was_bounded else 1.0
+            self.goodput_bytes_per_s = before + (up if nearest > before else _DOWN) * (nearest - before)
         error = (before - nearest) / nearest
         self._deviation += _SPREAD_WEIGHT * (min(1.25 * abs(error), 1.0) - self._deviation)
         return error

@@ -45,5 +45,6 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     trial_after_s: float = 3.0  # for so long a link may be learnt from clients' requests instead
     trial_again_s: float = 60.0  # between two trials of a link; after failures twice as long each time
     trial_timeout_s: float = 30.0
+    trial_growing_s: float = 0.15  # what took less is followed by a longer prompt
     expect_told_s: float = 30.0  # how long a prompt that was sent counts as cached before the worker tells of it
     expect_alone_s: float = 600.0  # the same for a worker without KV events

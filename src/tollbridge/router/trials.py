@@ -2,8 +2,10 @@
 
 Without a first figure `adaptive` could never split: a link that may be slow is no place for a long prompt. A trial is a
 split like any other, of random token ids, between two workers that could serve one together; it teaches the cost model
-what any split would. A link that is in use is tried again when for a minute nothing has proved that it has not become
-slower: streams through vLLM come without a report of their transfer. Only under the policy `adaptive`.
+what any split would. As long as that takes little time, a prompt four times as long follows: what is over in some ten
+milliseconds tells of prefill, connecting and HTTP, not of a link. A link that is in use is tried again when for a
+minute nothing has proved that it has not become slower: streams through vLLM come without a report of their transfer.
+Only under the policy `adaptive`.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ from tollbridge.wire.params import WorkerReport
 
 log = logging.getLogger("tollbridge.router")
 
-NUM_BYTES = 4 << 20  # of KV, about: enough to tell a link by, and little even at 100 Mb/s
-MIN_TOKENS, MAX_TOKENS = 64, 512
+NUM_BYTES = 4 << 20  # of KV, about: enough to tell a slow link by, and little even at 100 Mb/s
+MIN_TOKENS, MAX_TOKENS = 64, 512  # of the first prompt
+GROWTH, MOST_TOKENS = 4, 2048  # of those that follow
 _UNSAID_TOKENS = 256  # where nobody says how large the KV of a token is
 _TOKEN_IDS = (16, 240)  # every vocabulary has these
 _PATH = "/v1/completions"
@@ -98,9 +101,16 @@ class Trials:
         context, limits = self._context, self._limits
         hosts = (prefill.config.host, decode.config.host)
         link = context.learner.cost.link(*hosts)
-        error = await self._error_of(prefill, decode)
+        num_tokens = _num_tokens(prefill)
+        error, took_s = await self._timed(prefill, decode, num_tokens)
         if not error and not link.known:
             error = "The transfer said nothing about the link: nobody says what the KV of a token weighs."
+        while not error and took_s < limits.trial_growing_s:
+            num_tokens *= GROWTH
+            busy = any(_is_busy(context.fleet.view_of(worker)) for worker in (prefill, decode))
+            if busy or num_tokens > min(MOST_TOKENS, _longest(decode)):
+                break
+            error, took_s = await self._timed(prefill, decode, num_tokens)
         here = {worker.config.host for worker in context.fleet}
         self._past = {pair: past for pair, past in self._past.items() if here >= set(pair)}
         past = self._past.setdefault(hosts, _Past(next_s=0.0))
@@ -114,14 +124,19 @@ class Trials:
             goodput = link.goodput_bytes_per_s
             log.info("link tried: prefill=%s decode=%s goodput_bytes_per_s=%.4g", prefill.name, decode.name, goodput)
 
-    async def _error_of(self, prefill: Worker, decode: Worker) -> str:
+    async def _timed(self, prefill: Worker, decode: Worker, num_tokens: int) -> tuple[str, float]:
+        begun_s = self._context.clock.monotonic()
+        error = await self._error_of(prefill, decode, num_tokens)
+        return error, self._context.clock.monotonic() - begun_s
+
+    async def _error_of(self, prefill: Worker, decode: Worker, num_tokens: int) -> str:
         """Return what went wrong with a trial, "" when nothing did."""
         model = _common_model(prefill, decode)
         try:
             if model is None:
                 return "They have no model in common."
             async with asyncio.timeout(self._limits.trial_timeout_s):
-                await self._split(prefill, decode, model)
+                await self._split(prefill, decode, model, num_tokens)
         except TimeoutError:
             return f"It did not end within {self._limits.trial_timeout_s:g} s."
         except TollbridgeError as failure:
@@ -133,16 +148,16 @@ class Trials:
             return "; ".join(sorted({str(each) for each in failures.exceptions}))
         return ""
 
-    async def _split(self, prefill: Worker, decode: Worker, model: str) -> None:
+    async def _split(self, prefill: Worker, decode: Worker, model: str, num_tokens: int) -> None:
         """Raise TollbridgeError when the KV did not cross."""
         context = self._context
-        call = _call(model, _num_tokens(prefill))
+        call = _call(model, num_tokens)
         decision = Decision(
             id=call.id, policy="adaptive", choice="split", prefill=prefill.name, decode=decode.name, reason=TRIAL,
-            why="Nobody knows what the link carries.", terms={"prompt_tokens": float(_num_tokens(prefill))},
+            why="Nobody knows what the link carries.", terms={"prompt_tokens": float(num_tokens)},
         )  # fmt: skip
         split, lesson = splits.split_of(context, call, prefill, decode), context.learner.lesson(decision)
-        happened, moved = Happened(), context.fleet.begin_transfer(prefill, decode, _num_tokens(prefill))
+        happened, moved = Happened(), context.fleet.begin_transfer(prefill, decode, num_tokens)
         try:
             await self._legs(prefill, decode, split, lesson, decision, happened)
             happened.status = "ok"
@@ -210,6 +225,12 @@ def _call(model: str, num_tokens: int) -> Call:
 def _num_tokens(prefill: Worker) -> int:
     per_token = prefill.load.report.kv_bytes_per_token
     return min(max(int(NUM_BYTES / per_token), MIN_TOKENS), MAX_TOKENS) if per_token else _UNSAID_TOKENS
+
+
+def _longest(worker: Worker) -> int:
+    """Return how many tokens a prompt may have by the worker's model cards."""
+    stated = (card.get("max_model_len") for card in worker.models)
+    return min((length - 1 for length in stated if isinstance(length, int) and length > 0), default=MAX_TOKENS)
 
 
 def _common_model(prefill: Worker, decode: Worker) -> str | None:
