@@ -91,6 +91,19 @@ def test_streams_are_kept_off_the_worker_that_long_prompts_are_left_to() -> None
         assert ask(32, view).decode == expected
 
 
+@pytest.mark.parametrize(("max_tokens", "expected"), [(2, "local"), (50, "split")])
+def test_an_answer_of_two_tokens_is_no_stream_to_keep_off_a_prefill_worker(max_tokens: int, expected: str) -> None:
+    """Now and then a long prompt comes, d0 has streams that it would stop, and the KV is some way off."""
+    model = cost(40e6)
+    for at in range(3):
+        model.stalling(500, at * 10.0)
+    for _ in range(20):
+        model.output_tokens.add(2, 2)
+    view = FleetView(workers=pair(d=BUSY), pricing=Pricing(cost=model, slo=SLO, explore=0.0, now_s=30.0))
+    decision = ask(500, view, max_tokens=max_tokens)
+    assert (decision.choice, decision.prefill or decision.decode) == (expected, "p0")
+
+
 def test_streams_are_kept_off_a_prefill_worker_while_nobody_knows_what_will_come() -> None:
     d = {"num_running": 1, "num_decodes": 1}
     assert ask(32, fleet(cost(1e9, ended=0), *pair(d=d))).decode == "d0"

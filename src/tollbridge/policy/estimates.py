@@ -29,7 +29,8 @@ _ROUNDING = 1e-9  # of sums in another order
 _SAMPLE = 8  # workers of each kind whose links are looked at for that
 PREFERENCE = 0.01  # what `prefer: decode` is worth to who decodes there: it decides ties; and
 PREFERENCE_STALLS = 0.2  # the same while prompts come that stop streams, or nobody can know: fewer than
-COLD_REQUESTS = 10  # have ended
+COLD_REQUESTS = 10  # have ended; of an answer with fewer gaps than
+STREAM_GAPS = 8  # in proportion: it is soon gone
 NEWCOMERS = 0.5  # of those who arrive where a prefill stops streams: the others find another worker
 
 
@@ -108,7 +109,8 @@ class Estimator:
         self._stalls_per_s = _stalls(fleet)
         elsewhere = 0 < len(self._stalls_per_s) < len(fleet.ready())
         expects_stalls = elsewhere or self.cost.output_tokens.num_values < COLD_REQUESTS
-        self._preference = PREFERENCE_STALLS if expects_stalls else PREFERENCE
+        stalls = PREFERENCE_STALLS * min(1.0, (self.output_tokens - 1.0) / STREAM_GAPS) if expects_stalls else 0.0
+        self._preference = max(PREFERENCE, stalls)
 
     def side(self, worker: WorkerView) -> Side:
         """Return what `worker` would have to do, and what that does to others."""
