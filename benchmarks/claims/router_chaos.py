@@ -17,7 +17,8 @@ once the storm is over, on whole workers, in changing company; only the very sam
 that is not an error event of a stream whose worker failed. As without an end: nothing for 60 s. Recovery: from the
 worker's own /health to the router's.
 
-SIGTERM ends the storm early, with its verdict. TOLLBRIDGE_CHAOS_SEED repeats the questions of an earlier run. The router's memory over many requests is the claim `router-soak`.
+SIGTERM ends the storm early, with its verdict. TOLLBRIDGE_CHAOS_SEED repeats the questions of an earlier run. The
+router's memory over many requests is the claim `router-soak`.
 """
 
 from __future__ import annotations

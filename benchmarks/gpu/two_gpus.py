@@ -64,7 +64,7 @@ CONCURRENCIES = (1, 4, 8, 16, 32)
 READY_ATTEMPTS = 5
 TRIED = 'tollbridge_router_link_trials_total{outcome="ok"}'
 TRIED_WITHIN_S, NUM_TRIALS = 30.0, 2  # the first may have waited for a connection
-NUM_DECISIONS = 100  # kept of each router that prices, the newest
+NUM_DECISIONS = 20  # kept of each router that prices, the newest
 CHUNK = 512  # tokens of prefill in a step of the arm `chunked`
 # MLPerf inference, TTFT and TPOT: Llama-3.1-8B server and interactive; Llama-2-70B server and interactive for 32B. Both
 # are blind to stalls, which a mean hides: `smooth` is ours, the server's TTFT and the p99 of the gaps of each stream.
