@@ -13,11 +13,13 @@ workers, so that somebody is left):
 
 Counted as wrong: an answer that ends well and differs, but for `border_draws`: a seeded draw may lie on the border
 between two tokens, and then the rounding of whatever batch it runs in decides. Each such answer is looked for again
-once the storm is over, on whole workers, in changing company; only the very same answer clears it. As lost: an error
+once the storm is over, on whole workers, served locally in changing company, as long as no more than MAX_BORDERS
+questions differ. It is cleared when some of these answers are the very same and some the expected one; a greedy answer
+never is. What else goes wrong meanwhile counts as in the storm. As lost: an error
 that is not an error event of a stream whose worker failed. As without an end: nothing for 60 s. Recovery: from the
 worker's own /health to the router's.
 
-SIGTERM ends the storm early, with its verdict. TOLLBRIDGE_CHAOS_SEED repeats the questions of an earlier run. The
+SIGTERM ends the storm early; the verdict follows. TOLLBRIDGE_CHAOS_SEED repeats the questions of an earlier run. The
 router's memory over many requests is the claim `router-soak`.
 """
 
@@ -52,6 +54,7 @@ NUM_QUESTIONS = 40
 PATIENCE_S = 60.0
 MAX_RECOVERY_S = 2.0
 MAX_OVERTIME = 0.5  # of the time, to reach the number of faults
+MAX_BORDERS = 2  # questions
 NUM_AGAIN = 400  # requests among which an answer that differs must come up again, every second one the same question
 
 
@@ -108,10 +111,11 @@ async def _measure(size: Size) -> ClaimResult:
             start_s = time.monotonic()
             await _storm(fleet, questions, truth, rng, tally, size)
             tally.seconds = time.monotonic() - start_s
-            first_wrong = [f"{questions[at]}: {answer} instead of {truth[at]}" for at, answer in tally.wrong[:1]]
-            await _look_again(fleet, questions, rng, tally)
+            await _look_again(fleet, questions, truth, rng, tally)
+            differed = tally.wrong or tally.border_draws
+            first_that_differed = [f"{questions[at]}: {got} instead of {truth[at]}" for at, got in differed[:1]]
             tally.continued = int(await _metric(fleet, 'continuations_total{outcome="continued"}'))
-    return _verdict(fleet, tally, size, seed, first_wrong)
+    return _verdict(fleet, tally, size, seed, first_that_differed)
 
 
 async def _storm(
@@ -151,24 +155,33 @@ async def _storm(
             group.create_task(tormentor(random.Random(rng.getrandbits(32)), names))
 
 
-async def _look_again(fleet: Fleet, questions: list[Question], rng: random.Random, tally: Tally) -> None:
-    """Take from the wrong answers those that whole workers give as well, in other company than the first time."""
-    for at, answer in set(tally.wrong):
+async def _look_again(
+    fleet: Fleet, questions: list[Question], truth: list[Answer], rng: random.Random, tally: Tally
+) -> None:
+    """Take from the wrong answers the drawn ones that whole workers give as well, in other company than before."""
+    suspects = {at for at, _ in tally.wrong if questions[at].body["temperature"]}
+    for at in sorted(suspects) if len(suspects) <= MAX_BORDERS else ():
         seen: set[Answer] = set()
+        asked = Question(questions[at].path, questions[at].body, "local")
 
-        async def client(own: random.Random, at: int = at, seen: set[Answer] = seen) -> None:
+        async def client(own: random.Random, at: int = at, asked: Question = asked, seen: set[Answer] = seen) -> None:
             for turn in range(NUM_AGAIN // NUM_CLIENTS):
-                which = own.randrange(len(questions)) if turn % 2 else at
-                got = await _ask(fleet, questions[which])
-                if which == at:
+                other = own.randrange(len(questions))
+                got = await _ask(fleet, questions[other] if turn % 2 else asked)
+                if got.end != "ok":
+                    tally.ends[got.end] += 1
+                    tally.details[_kind_of(got.detail)] += 1
+                elif turn % 2 == 0:
                     seen.add(got)
+                elif other not in suspects and got != truth[other]:
+                    tally.wrong.append((other, got))
 
         async with asyncio.TaskGroup() as group:
             for _ in range(NUM_CLIENTS):
                 group.create_task(client(random.Random(rng.getrandbits(32))))
-        if answer in seen:
-            tally.border_draws += [one for one in tally.wrong if one == (at, answer)]
-            tally.wrong = [one for one in tally.wrong if one != (at, answer)]
+        cleared = [one for one in tally.wrong if one[0] == at and one[1] in seen and truth[at] in seen]
+        tally.border_draws += cleared
+        tally.wrong = [one for one in tally.wrong if one not in cleared]
 
 
 async def _fault(fleet: Fleet, victim: Victim, kind: str, rng: random.Random) -> None:
@@ -259,7 +272,7 @@ async def _metric(fleet: Fleet, sample: str) -> float:
     return sum(float(line[len(name) :]) for line in text.splitlines() if line.startswith(name))
 
 
-def _verdict(fleet: Fleet, tally: Tally, size: Size, seed: int, first_wrong: list[str]) -> ClaimResult:
+def _verdict(fleet: Fleet, tally: Tally, size: Size, seed: int, first: list[str]) -> ClaimResult:
     figures: dict[str, object] = {
         **{f"faults_{kind}": tally.faults[kind] for kind in KINDS},
         "requests": tally.ends.total(),
@@ -286,6 +299,6 @@ def _verdict(fleet: Fleet, tally: Tally, size: Size, seed: int, first_wrong: lis
         "seed": seed, "seconds": round(tally.seconds),
         "model": "tiny, float32", "workers": "2 prefill, 3 decode", "clients": NUM_CLIENTS,
         "recovery_median_s": round(recoveries[len(recoveries) // 2], 3), "recoveries": len(recoveries),
-        "failures": dict(tally.details), "first_that_differed": first_wrong,
+        "failures": dict(tally.details), "first_that_differed": first,
     }  # fmt: skip
     return ClaimResult(holds=holds, figures=figures, bounds=bounds, conditions=conditions)

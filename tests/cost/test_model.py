@@ -72,6 +72,7 @@ def test_requests_with_bounds_alike_have_answers_alike() -> None:
         lengths.add(3.0, 4)
     assert lengths.expected(1000, 128.0) == 128.0  # three quarters of their bounds are used, or what is usual
     assert lengths.expected(100, 128.0) == pytest.approx(75.0)
+    assert lengths.expected(None, 128.0) == pytest.approx(96.0)  # as if that were 128
     lengths.add(300.0, 1000)
     assert lengths.expected(900, 128.0) == pytest.approx(300.0)
     assert lengths.expected(4, 128.0) == pytest.approx(3.0)

@@ -84,6 +84,7 @@ class StubWorker:
         self.detokenizes = True  # has /detokenize
         self.parrot = False  # generate the prompt's own characters instead of `tokens`
         self.refuses: object = None  # a prompt that is the client's mistake
+        self.longest = 1 << 20  # tokens; what has more is refused too
         self.prompt_tokens = 100
         self.cached_tokens = 0
         self.behaviour: dict[str, Behaviour] = {}
@@ -230,7 +231,9 @@ class StubWorker:
             await behaviour.hold.wait()
         if behaviour.mode == "hang":
             await asyncio.Event().wait()
-        if self.refuses is not None and body.get("prompt") == self.refuses:
+        prompt = body.get("prompt")
+        is_long = isinstance(prompt, list) and len(prompt) > self.longest
+        if is_long or (self.refuses is not None and prompt == self.refuses):
             return web.json_response({"error": {"message": "this prompt is odd", "param": "prompt"}}, status=400)
         if behaviour.mode == "error":
             return web.json_response({"error": behaviour.error}, status=behaviour.status)

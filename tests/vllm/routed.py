@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from tests.vllm.pair import SECRET, Pair, Server
-from tollbridge.config.cluster import ClusterConfig, RouterConfig, WorkerConfig
+from tollbridge.config.cluster import ClusterConfig, RouterConfig, SloConfig, WorkerConfig
 from tollbridge.policy.views import Prefer
 from tollbridge.router.limits import Limits
 from tollbridge.router.main import listening
@@ -30,7 +30,7 @@ PATIENT = Limits(
 
 @asynccontextmanager
 async def routed(
-    pair: Pair, limits: Limits = PATIENT, policy: str = "split"
+    pair: Pair, limits: Limits = PATIENT, policy: str = "split", slo: SloConfig | None = None
 ) -> AsyncIterator[tuple[str, aiohttp.ClientSession]]:
     """Run a router, by default one that splits everything; yield its URL and a client."""
     sides: list[tuple[str, Prefer, Server]] = [("p", "prefill", pair.p), ("d", "decode", pair.d)]
@@ -45,7 +45,8 @@ async def routed(
         )
         for name, prefer, server in sides
     ]
-    cluster = ClusterConfig(router=RouterConfig(port=0, policy=policy), workers=workers)
+    router = RouterConfig(port=0, policy=policy)
+    cluster = ClusterConfig(router=router, workers=workers, slo=slo or SloConfig())
     async with listening(cluster, SECRET.encode(), limits=limits) as url, aiohttp.ClientSession() as session:
         await both_ready(session, url)
         yield url, session

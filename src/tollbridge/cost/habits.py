@@ -60,7 +60,8 @@ class OutputLengths:
     def expected(self, bound: int | None, default: float) -> float:
         """Return what to expect of a request for at most `bound` tokens; `default` without a bound or any answer.
 
-        The first of its kind is taken to be as long as any, and to use as much of its bound, up to `default`.
+        The first of its kind is taken to be as long as any, and to use as much of its bound, up to `default`; one
+        without a bound as if that were `default`.
         """
         if not self.num_values:
             return bound or default
@@ -68,7 +69,7 @@ class OutputLengths:
         if kind is not None:
             known = kind.value(default)
         else:
-            known = max(self._all.value(default), min((bound or 0) * self._share.value(1.0), default))
+            known = max(self._all.value(default), min((bound or default) * self._share.value(1.0), default))
         return min(known, bound) if bound else known
 
 

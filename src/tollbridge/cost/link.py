@@ -4,9 +4,9 @@ Each report of a transfer proves an interval. Its own rate r is what the path ca
 times the transfers that shared it, provided that the path, and not the prefill, set the pace: otherwise nothing is
 proven above r. An estimate inside the interval stands, one outside moves towards it. So neither sharing that we
 caused ourselves nor a transfer that waited for its prefill is ever learnt as a slower link, and a faster one is
-noticed at once. Until something proves a most, the best rate seen is the estimate. One slow transfer may have been a
-hiccup, and so may several that shared it; a second in a row that had the path to itself moves the estimate by orders
-of magnitude.
+noticed at once. Until something proves a most, the best rate seen is the estimate, but one transfer raises it at most
+fourfold: it may have been timed wrong. One slow transfer may have been a hiccup, and so may several that shared it; a
+second in a row that had the path to itself moves the estimate by orders of magnitude.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ START_SPREAD = 0.5
 PACE = 1.25  # a transfer so much longer than its prefill was as fast as the path
 MIN_SPREAD = 0.03
 _UP, _DOWN = 0.6, 0.4  # how far the estimate moves
+_MOST_UP = 4.0
 _AGAIN = 0.6  # the same for a slower transfer after a slower one, both alone, on a logarithmic scale
 _ALONE = 1.5  # high / low of such a one is less
 _SPREAD_WEIGHT = 0.15
@@ -58,8 +59,10 @@ class LinkModel:
         if is_slower_alone and self._num_slower > 1:
             self.goodput_bytes_per_s = before * (nearest / before) ** _AGAIN
         else:
-            up = _UP if was_bounded else 1.0
-            self.goodput_bytes_per_s = before + (up if nearest > before else _DOWN) * (nearest - before)
+            if nearest > before and not was_bounded:
+                self.goodput_bytes_per_s = min(nearest, _MOST_UP * before)
+            else:
+                self.goodput_bytes_per_s = before + (_UP if nearest > before else _DOWN) * (nearest - before)
         error = (before - nearest) / nearest
         self._deviation += _SPREAD_WEIGHT * (min(1.25 * abs(error), 1.0) - self._deviation)
         return error

@@ -33,6 +33,7 @@ _MAX_PREFILL_SHARE = 0.3  # of a stream's time, beyond which it says little of t
 _BESIDE_S = (
     0.05  # HTTP, a connector's polling and a step: what else may pass between KV's last byte and the first token
 )
+_CACHED = 0.5  # of the time that a prefill should take: less, and it has not been one
 _STALE_S = 60.0  # what proved at most how fast a link is has been too long ago
 _FORGOTTEN_S = 600.0  # nobody used a link, perhaps because it once seemed slow
 
@@ -180,7 +181,8 @@ class Lesson:
             self._learner.cost.output_tokens.add(happened.completion_tokens / happened.num_choices, bound)
         known = {kind: error for kind, error in errors.items() if error is not None}
         for kind, error in known.items():
-            self._learner.metrics.predicted(kind, error)
+            if not self._is_trial:
+                self._learner.metrics.predicted(kind, error)
         return known
 
     def _note_arrival(self, worker: str) -> None:
@@ -286,7 +288,10 @@ class Lesson:
         num_bytes = num_tokens * self._learner.cost.wire_bytes_per_token.value(view.kv_bytes_per_token)
         answered_s = self._prefilled_at_s - self._begun_at_s  # with what waited before it
         after_s = max(self._first_at_s - self._prefilled_at_s, 0.0)
-        prefill_s = (self._predicted_prefill_s() or answered_s) if overlaps(view.connector) else 0.0
+        predicted_s = self._predicted_prefill_s()
+        if answered_s < _CACHED * predicted_s:
+            return None  # it was cached after all, and so perhaps where it was to be sent
+        prefill_s = (predicted_s or answered_s) if overlaps(view.connector) else 0.0
         longest_s = (answered_s if overlaps(view.connector) else 0.0) + after_s
         interval = proven(num_bytes, longest_s, num_sharing=1, prefill_s=0.0)
         if interval is None:

@@ -44,7 +44,8 @@ GROWTH, MOST_TOKENS = 4, 2048  # of those that follow
 _UNSAID_TOKENS = 256  # where nobody says how large the KV of a token is
 _TOKEN_IDS = (16, 240)  # every vocabulary has these
 _PATH = "/v1/completions"
-_BUSY = 4  # requests in flight on either worker: a trial would tell about them
+_BUSY = 4  # requests on either worker: a trial of a link that is known would tell about them
+ENOUGH = 10  # transfers seen, after which a trial that was cut short is not gone on with
 _LOOKED_AT = 16  # senders in one look, and receivers of each
 _Any = TypeVar("_Any")
 
@@ -55,6 +56,8 @@ class _Past:
 
     next_s: float
     num_failed: int = 0  # in a row
+    num_cut_short: int = 0  # in a row, for a worker had become busy before the link was known well
+    num_tokens: int = 0  # of the prompt that told most
 
 
 class Trials:
@@ -86,7 +89,13 @@ class Trials:
         for prefill, receivers in _sample(found) if not isinstance(found, str) else ():
             for decode in _sample(receivers):
                 hosts = (prefill.host, decode.host)
-                if not context.learner.wants_trial(*hosts) or _is_busy(prefill) or _is_busy(decode):
+                known = context.learner.cost.link(*hosts)
+                past = self._past.get(hosts)
+                goes_on = past is not None and past.num_cut_short > 0 and known.num_observations < ENOUGH
+                if not goes_on and not context.learner.wants_trial(*hosts):
+                    continue
+                num_tokens = max(past.num_tokens if past is not None else 0, MAX_TOKENS)
+                if not all(_may_be_asked(view, num_tokens, known=known.known) for view in (prefill, decode)):
                     continue
                 pair = context.fleet[prefill.name], context.fleet[decode.name]
                 if _common_model(*pair) is None:
@@ -101,28 +110,44 @@ class Trials:
         context, limits = self._context, self._limits
         hosts = (prefill.config.host, decode.config.host)
         link = context.learner.cost.link(*hosts)
-        num_tokens = _num_tokens(prefill)
-        error, took_s = await self._timed(prefill, decode, num_tokens)
+        past = self._past.setdefault(hosts, _Past(next_s=0.0))
+        error = await self._climb(prefill, decode, past)
         if not error and not link.known:
             error = "The transfer said nothing about the link: nobody says what the KV of a token weighs."
-        while not error and took_s < limits.trial_growing_s:
-            num_tokens *= GROWTH
-            busy = any(_is_busy(context.fleet.view_of(worker)) for worker in (prefill, decode))
-            if busy or num_tokens > min(MOST_TOKENS, _longest(decode)):
-                break
-            error, took_s = await self._timed(prefill, decode, num_tokens)
         here = {worker.config.host for worker in context.fleet}
         self._past = {pair: past for pair, past in self._past.items() if here >= set(pair)}
-        past = self._past.setdefault(hosts, _Past(next_s=0.0))
         past.num_failed = past.num_failed + 1 if error else 0
-        again_s = limits.trial_after_s if not error and link.num_observations < 2 else limits.trial_again_s
-        past.next_s = context.clock.monotonic() + again_s * 2 ** min(past.num_failed, 6)
+        if not error and (past.num_cut_short or link.num_observations < 2):
+            again_s = min(limits.trial_after_s * 2 ** min(past.num_cut_short, 6), limits.trial_again_s)
+        else:
+            again_s = limits.trial_again_s * 2 ** min(past.num_failed, 6)
+        past.next_s = context.clock.monotonic() + again_s
         context.metrics.trials.labels("failed" if error else "ok").inc()
         if error:
             log.warning("link trial failed: prefill=%s decode=%s %s", prefill.name, decode.name, error)
         else:
             goodput = link.goodput_bytes_per_s
             log.info("link tried: prefill=%s decode=%s goodput_bytes_per_s=%.4g", prefill.name, decode.name, goodput)
+
+    async def _climb(self, prefill: Worker, decode: Worker, past: _Past) -> str:
+        """Try longer and longer prompts while that takes little time; return what went wrong with the first one."""
+        longest = min(MOST_TOKENS, _longest(prefill), _longest(decode))
+        num_tokens = min(max(past.num_tokens, _num_tokens(prefill)), longest)
+        error, took_s = await self._timed(prefill, decode, num_tokens)
+        cut_short, growing_s = False, self._limits.trial_growing_s
+        while not error and took_s < growing_s and (longer := min(num_tokens * GROWTH, longest)) > num_tokens:
+            views = [self._context.fleet.view_of(worker) for worker in (prefill, decode)]
+            if cut_short := not all(_is_idle(view, longer) for view in views):
+                break
+            later, took_s = await self._timed(prefill, decode, longer)
+            if later:  # of no account: the first one has told something
+                log.info("link trial ended: prefill=%s decode=%s %s", prefill.name, decode.name, later)
+                break
+            num_tokens = longer
+        took_long = error or took_s > GROWTH * growing_s
+        past.num_tokens = num_tokens // GROWTH if took_long else num_tokens
+        past.num_cut_short = past.num_cut_short + 1 if cut_short else 0
+        return error
 
     async def _timed(self, prefill: Worker, decode: Worker, num_tokens: int) -> tuple[str, float]:
         begun_s = self._context.clock.monotonic()
@@ -239,5 +264,19 @@ def _common_model(prefill: Worker, decode: Worker) -> str | None:
     return min(names, default=None)
 
 
-def _is_busy(worker: WorkerView) -> bool:
-    return worker.num_in_flight > _BUSY or worker.suspect
+def _has_room(worker: WorkerView, num_tokens: int) -> bool:
+    return worker.free_kv_tokens is None or worker.free_kv_tokens >= 2 * num_tokens
+
+
+def _may_be_asked(worker: WorkerView, num_tokens: int, *, known: bool) -> bool:
+    """Return whether a trial may begin. A link that nobody knows is tried though its workers are busy: they may always
+    be, and the first prompt is short."""
+    if worker.suspect or not _has_room(worker, num_tokens):
+        return False
+    return not known or max(worker.num_in_flight, worker.num_running) <= _BUSY
+
+
+def _is_idle(worker: WorkerView, num_tokens: int) -> bool:
+    """Return whether a longer prompt would stop and delay nobody, another router's clients included."""
+    busy = worker.num_in_flight or worker.num_running or worker.waiting_prefill_tokens
+    return worker.ready and not worker.suspect and not busy and _has_room(worker, num_tokens)
