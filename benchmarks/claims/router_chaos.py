@@ -182,6 +182,7 @@ async def _look_again(
         cleared = [one for one in tally.wrong if one[0] == at and one[1] in seen and truth[at] in seen]
         tally.border_draws += cleared
         tally.wrong = [one for one in tally.wrong if one not in cleared]
+        tally.wrong += [(at, one) for one in seen if one != truth[at] and (at, one) not in cleared]
 
 
 async def _fault(fleet: Fleet, victim: Victim, kind: str, rng: random.Random) -> None:
@@ -215,7 +216,8 @@ def _questions(rng: random.Random) -> list[Question]:
             path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": words}]
         if body["stream"]:
             body["stream_options"] = {"include_usage": True}
-        questions.append(Question(path, body, "split" if at % 2 else "local"))
+        is_split = at % 2 or at % 8 == 0  # of the drawn ones every second
+        questions.append(Question(path, body, "split" if is_split else "local"))
     return questions
 
 

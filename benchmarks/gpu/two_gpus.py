@@ -63,7 +63,7 @@ LENGTHS = (512, 2048, 4096, 8192, 16384)
 CONCURRENCIES = (1, 4, 8, 16, 32)
 READY_ATTEMPTS = 5
 TRIED = 'tollbridge_router_link_trials_total{outcome="ok"}'
-TRIED_WITHIN_S = 30.0
+TRIED_WITHIN_S, AGAIN_WITHIN_S = 30.0, 6.0  # the first may have waited for a connection
 NUM_DECISIONS = 20  # kept of each router that prices, the newest
 CHUNK = 512  # tokens of prefill in a step of the arm `chunked`
 # MLPerf inference, TTFT and TPOT: Llama-3.1-8B server and interactive; Llama-2-70B server and interactive for 32B. Both
@@ -373,6 +373,7 @@ async def _tried(session: aiohttp.ClientSession, url: str) -> bool:
         async with session.get(url + "/metrics") as response:
             text = await response.text()
         if any(line.startswith(TRIED) and float(line.split()[-1]) >= 1 for line in text.splitlines()):
+            await asyncio.sleep(AGAIN_WITHIN_S)
             return True
         await asyncio.sleep(1)
     return False

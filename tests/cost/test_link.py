@@ -68,7 +68,9 @@ def test_the_best_rate_stands_until_something_proves_a_most() -> None:
 
 def test_one_transfer_that_was_timed_wrong_raises_what_nothing_bounds_at_most_fourfold() -> None:
     link = LinkModel()
+    link.observe(2 * MB)  # with a connection to be made first
     link.observe(20 * MB)
+    assert link.goodput_bytes_per_s == 20 * MB
     link.observe(5000 * MB)
     assert link.goodput_bytes_per_s == 80 * MB
 

@@ -4,9 +4,9 @@ Each report of a transfer proves an interval. Its own rate r is what the path ca
 times the transfers that shared it, provided that the path, and not the prefill, set the pace: otherwise nothing is
 proven above r. An estimate inside the interval stands, one outside moves towards it. So neither sharing that we
 caused ourselves nor a transfer that waited for its prefill is ever learnt as a slower link, and a faster one is
-noticed at once. Until something proves a most, the best rate seen is the estimate, but one transfer raises it at most
-fourfold: it may have been timed wrong. One slow transfer may have been a hiccup, and so may several that shared it; a
-second in a row that had the path to itself moves the estimate by orders of magnitude.
+noticed at once. Until something proves a most, the best rate seen is the estimate, but from the third on one transfer
+raises it at most fourfold: it may have been timed wrong. One slow transfer may have been a hiccup, and so may several
+that shared it; a second in a row that had the path to itself moves the estimate by orders of magnitude.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class LinkModel:
             self.goodput_bytes_per_s = before * (nearest / before) ** _AGAIN
         else:
             if nearest > before and not was_bounded:
-                self.goodput_bytes_per_s = min(nearest, _MOST_UP * before)
+                is_second = self.num_observations == 2  # the first may have waited for a connection
+                self.goodput_bytes_per_s = nearest if is_second else min(nearest, _MOST_UP * before)
             else:
                 self.goodput_bytes_per_s = before + (_UP if nearest > before else _DOWN) * (nearest - before)
         error = (before - nearest) / nearest

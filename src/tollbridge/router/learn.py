@@ -289,7 +289,8 @@ class Lesson:
         answered_s = self._prefilled_at_s - self._begun_at_s  # with what waited before it
         after_s = max(self._first_at_s - self._prefilled_at_s, 0.0)
         predicted_s = self._predicted_prefill_s()
-        if answered_s < _CACHED * predicted_s:
+        is_sure = not self._is_trial and self._learner.cost.own_engine(self._decision.prefill or "").known
+        if is_sure and answered_s < _CACHED * predicted_s:
             return None  # it was cached after all, and so perhaps where it was to be sent
         prefill_s = (predicted_s or answered_s) if overlaps(view.connector) else 0.0
         longest_s = (answered_s if overlaps(view.connector) else 0.0) + after_s

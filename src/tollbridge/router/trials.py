@@ -20,6 +20,7 @@ from typing import TypeVar
 
 import msgspec
 
+from tollbridge.cost.link import LinkModel
 from tollbridge.errors import TollbridgeError, UnavailableError
 from tollbridge.policy.rules import partners
 from tollbridge.policy.views import RequestView, WorkerView
@@ -45,7 +46,7 @@ _UNSAID_TOKENS = 256  # where nobody says how large the KV of a token is
 _TOKEN_IDS = (16, 240)  # every vocabulary has these
 _PATH = "/v1/completions"
 _BUSY = 4  # requests on either worker: a trial of a link that is known would tell about them
-ENOUGH = 10  # transfers seen, after which a trial that was cut short is not gone on with
+ENOUGH = 10  # transfers seen, clients' among them, after which a link is settled anyway
 _LOOKED_AT = 16  # senders in one look, and receivers of each
 _Any = TypeVar("_Any")
 
@@ -56,8 +57,8 @@ class _Past:
 
     next_s: float
     num_failed: int = 0  # in a row
-    num_cut_short: int = 0  # in a row, for a worker had become busy before the link was known well
-    num_tokens: int = 0  # of the prompt that told most
+    num_unsettled: int = 0  # in a row
+    is_settled: bool = False  # a prompt took long enough to tell of the link, or was as long as may be
 
 
 class Trials:
@@ -89,13 +90,12 @@ class Trials:
         for prefill, receivers in _sample(found) if not isinstance(found, str) else ():
             for decode in _sample(receivers):
                 hosts = (prefill.host, decode.host)
-                known = context.learner.cost.link(*hosts)
-                past = self._past.get(hosts)
-                goes_on = past is not None and past.num_cut_short > 0 and known.num_observations < ENOUGH
+                link, past = context.learner.cost.link(*hosts), self._past.get(hosts)
+                goes_on = past is not None and past.num_unsettled > 0 and link.num_observations < ENOUGH
                 if not goes_on and not context.learner.wants_trial(*hosts):
                     continue
-                num_tokens = max(past.num_tokens if past is not None else 0, MAX_TOKENS)
-                if not all(_may_be_asked(view, num_tokens, known=known.known) for view in (prefill, decode)):
+                is_new = goes_on or link.num_observations < 2
+                if not all(_may_be_asked(view, is_new=is_new) for view in (prefill, decode)):
                     continue
                 pair = context.fleet[prefill.name], context.fleet[decode.name]
                 if _common_model(*pair) is None:
@@ -110,15 +110,15 @@ class Trials:
         context, limits = self._context, self._limits
         hosts = (prefill.config.host, decode.config.host)
         link = context.learner.cost.link(*hosts)
-        past = self._past.setdefault(hosts, _Past(next_s=0.0))
-        error = await self._climb(prefill, decode, past)
-        if not error and not link.known:
-            error = "The transfer said nothing about the link: nobody says what the KV of a token weighs."
+        past, num_before = self._past.setdefault(hosts, _Past(next_s=0.0)), link.num_observations
+        error = await self._climb(prefill, decode, link, past)
+        if not error and link.num_observations == num_before:
+            error = "The transfer said nothing about the link: perhaps nobody says what the KV of a token weighs."
         here = {worker.config.host for worker in context.fleet}
         self._past = {pair: past for pair, past in self._past.items() if here >= set(pair)}
         past.num_failed = past.num_failed + 1 if error else 0
-        if not error and (past.num_cut_short or link.num_observations < 2):
-            again_s = min(limits.trial_after_s * 2 ** min(past.num_cut_short, 6), limits.trial_again_s)
+        if not error and past.num_unsettled:
+            again_s = min(limits.trial_after_s * 2 ** min(past.num_unsettled - 1, 6), limits.trial_again_s)
         else:
             again_s = limits.trial_again_s * 2 ** min(past.num_failed, 6)
         past.next_s = context.clock.monotonic() + again_s
@@ -129,25 +129,37 @@ class Trials:
             goodput = link.goodput_bytes_per_s
             log.info("link tried: prefill=%s decode=%s goodput_bytes_per_s=%.4g", prefill.name, decode.name, goodput)
 
-    async def _climb(self, prefill: Worker, decode: Worker, past: _Past) -> str:
-        """Try longer and longer prompts while that takes little time; return what went wrong with the first one."""
+    async def _climb(self, prefill: Worker, decode: Worker, link: LinkModel, past: _Past) -> str:
+        """Try longer and longer prompts until one has told enough; return what went wrong with the first one."""
         longest = min(MOST_TOKENS, _longest(prefill), _longest(decode))
-        num_tokens = min(max(past.num_tokens, _num_tokens(prefill)), longest)
+        num_tokens = min(_num_tokens(prefill), longest)
         error, took_s = await self._timed(prefill, decode, num_tokens)
-        cut_short, growing_s = False, self._limits.trial_growing_s
-        while not error and took_s < growing_s and (longer := min(num_tokens * GROWTH, longest)) > num_tokens:
-            views = [self._context.fleet.view_of(worker) for worker in (prefill, decode)]
-            if cut_short := not all(_is_idle(view, longer) for view in views):
+        settled = past.is_settled  # then the short one is enough, to see whether the link has become slow
+        while not error and not settled:
+            longer = min(num_tokens * GROWTH, longest)
+            if not (self._is_idle(prefill, longer) and self._is_idle(decode, longer)):
+                break  # the others may be what took the time, and a longer prompt would take theirs
+            if took_s >= self._limits.trial_growing_s or longer <= num_tokens:
+                settled = True
                 break
             later, took_s = await self._timed(prefill, decode, longer)
-            if later:  # of no account: the first one has told something
+            if later:
                 log.info("link trial ended: prefill=%s decode=%s %s", prefill.name, decode.name, later)
-                break
+                settled = True
             num_tokens = longer
-        took_long = error or took_s > GROWTH * growing_s
-        past.num_tokens = num_tokens // GROWTH if took_long else num_tokens
-        past.num_cut_short = past.num_cut_short + 1 if cut_short else 0
+        if not error:
+            past.is_settled = settled and link.num_observations > 1  # the first may have waited for a connection
+            past.num_unsettled = 0 if past.is_settled else past.num_unsettled + 1
         return error
+
+    def _is_idle(self, worker: Worker, num_tokens: int) -> bool:
+        """Return whether a prompt would stop and delay nobody, as far as its last report says: other routers' clients
+        included."""
+        view, report = self._context.fleet.view_of(worker), worker.load.report
+        transfers = view.num_sending + view.num_receiving
+        busy = view.num_in_flight + view.num_running + view.waiting_prefill_tokens + transfers
+        told = report.num_running + report.num_waiting  # of which one that has ended since is taken off above
+        return view.ready and not view.suspect and not busy and not told and _has_room(view, num_tokens)
 
     async def _timed(self, prefill: Worker, decode: Worker, num_tokens: int) -> tuple[str, float]:
         begun_s = self._context.clock.monotonic()
@@ -268,15 +280,9 @@ def _has_room(worker: WorkerView, num_tokens: int) -> bool:
     return worker.free_kv_tokens is None or worker.free_kv_tokens >= 2 * num_tokens
 
 
-def _may_be_asked(worker: WorkerView, num_tokens: int, *, known: bool) -> bool:
-    """Return whether a trial may begin. A link that nobody knows is tried though its workers are busy: they may always
-    be, and the first prompt is short."""
-    if worker.suspect or not _has_room(worker, num_tokens):
+def _may_be_asked(worker: WorkerView, *, is_new: bool) -> bool:
+    """Return whether a trial may begin. A new link is tried though its workers are busy: they may always be, and the
+    first prompt is short."""
+    if worker.suspect or not _has_room(worker, MAX_TOKENS):
         return False
-    return not known or max(worker.num_in_flight, worker.num_running) <= _BUSY
-
-
-def _is_idle(worker: WorkerView, num_tokens: int) -> bool:
-    """Return whether a longer prompt would stop and delay nobody, another router's clients included."""
-    busy = worker.num_in_flight or worker.num_running or worker.waiting_prefill_tokens
-    return worker.ready and not worker.suspect and not busy and _has_room(worker, num_tokens)
+    return is_new or max(worker.num_in_flight, worker.num_running) <= _BUSY
