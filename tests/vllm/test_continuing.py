@@ -44,7 +44,20 @@ async def said(session: aiohttp.ClientSession, url: str, request: dict[str, Any]
 
 @pytest.mark.parametrize("events", [1, 17])
 async def test_a_split_stream_survives_its_decode_worker(pair: Pair, events: int) -> None:
-    text = prompt(200, seed=700 + events)
+    for attempt in range(5):
+        text = prompt(200, seed=700 + 10 * attempt + events)
+        record = await cut_after(pair, text, events)
+        if record["decision"]["why"].endswith(" continues."):  # a busy vLLM may put all tokens in a few events
+            break
+    assert (record["decision"]["reason"], record["decision"]["decode"]) == ("continued", "p")
+    assert await pair.idle()
+
+
+async def cut_after(pair: Pair, text: list[int], events: int) -> dict[str, Any]:
+    """Stream the answer to `text` from a server that is lost after `events` events, and check that it is whole.
+
+    Returns the router's record of it, which says whether there were so many.
+    """
     async with cut_proxy("127.0.0.1", pair.d.port, events=events) as proxy, aiohttp.ClientSession() as session:
         expected, usage, _ = await said(session, pair.p.url, body(text, cache_salt=secrets.token_hex(8)))
         workers = [
@@ -56,10 +69,9 @@ async def test_a_split_stream_survives_its_decode_worker(pair: Pair, events: int
             await both_ready(session, url)
             got, got_usage, name = await said(session, url, body(text))
             async with session.get(f"{url}/decisions/{name}") as answer:
-                record = await answer.json()
-    assert proxy.is_cut
+                record: dict[str, Any] = await answer.json()
+    assert proxy.is_cut == (record["decision"]["reason"] == "continued")
     assert got == expected
-    assert (record["decision"]["reason"], record["decision"]["decode"]) == ("continued", "p")
     assert [got_usage[key] for key in ("prompt_tokens", "completion_tokens")] == [200, NUM_TOKENS]
     assert usage["completion_tokens"] == NUM_TOKENS
-    assert await pair.idle()
+    return record
