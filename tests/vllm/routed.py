@@ -63,6 +63,12 @@ async def both_ready(session: aiohttp.ClientSession, url: str) -> None:
             await asyncio.sleep(0.1)
 
 
+async def links(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
+    """Return what the router knows of each link."""
+    async with session.get(url + "/fleet") as answer:
+        return dict((await answer.json())["cost"]["links"])
+
+
 def completion(text: list[int]) -> dict[str, Any]:
     """Return a request for twelve greedy tokens, to be answered by their ids."""
     return {

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.vllm.pair import Pair, prompt
-from tests.vllm.routed import PATIENT, READY_S, ask_router, completion, routed
+from tests.vllm.routed import PATIENT, READY_S, ask_router, completion, links, routed
 from tollbridge.config.cluster import SloConfig
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -19,11 +19,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 NEVER = msgspec.structs.replace(PATIENT, trial_after_s=1e9)
 SPARES_STREAMS = SloConfig(ttft_s=60.0, tpot_s=10.0, itl_p99_s=0.001)  # any prefill breaks gaps
 AT_ONCE = msgspec.structs.replace(PATIENT, trial_after_s=0.0, trial_timeout_s=READY_S)
-
-
-async def links(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
-    async with session.get(url + "/fleet") as answer:
-        return dict((await answer.json())["cost"]["links"])
 
 
 async def running(session: aiohttp.ClientSession, url: str, worker: str) -> int:

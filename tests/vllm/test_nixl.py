@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tests.vllm.pair import Pair, Server, prompt
-from tests.vllm.routed import PATIENT, ask_router, routed
+from tests.vllm.routed import PATIENT, READY_S, ask_router, links, routed
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -50,6 +50,16 @@ async def test_splits_equal_local_and_are_verified(pair: Pair) -> None:
     assert all(happened["split_verified"] for _, happened in answers), [h["error"] for _, h in answers]
     loaded = await pair.metric(pair.d, "vllm:external_prefix_cache_hits_total") - before
     assert loaded >= sum(lengths) - len(lengths)
+    assert await pair.idle()
+
+
+async def test_a_trial_learns_the_link_and_strands_nothing(pair: Pair) -> None:
+    """Under `adaptive` no client's request is risked on a link that nobody has seen: the router sends its own."""
+    at_once = msgspec.structs.replace(LIMITS, trial_after_s=0.0, trial_timeout_s=READY_S)
+    async with routed(pair, at_once, policy="adaptive") as (url, session), asyncio.timeout(READY_S):
+        while not (known := await links(session, url)):
+            await asyncio.sleep(0.1)
+        assert [link["goodput_bytes_per_s"] > 1e5 for link in known.values()] == [True]
     assert await pair.idle()
 
 
