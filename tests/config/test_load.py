@@ -222,6 +222,24 @@ def test_a_mistake_in_the_discovery_gets_one_sentence(cluster_file: Path, text: 
     assert refusal(cluster_file, text).endswith(sentence)
 
 
+@pytest.mark.parametrize(
+    ("worker", "host"),
+    [
+        ("url: http://10.0.0.5:8000", "10.0.0.5"),
+        ("url: http://p-0.workers:8000/", "p-0.workers"),
+        ('url: "http://[fd00::7]:8000"', "fd00::7"),
+        ("url: http://127.0.0.3:8000", "localhost"),
+        ("url: http://0.0.0.0:8000, kv: 0.0.0.0:7801", "localhost"),
+        ("url: http://10.0.0.5:8000, host: node-7", "node-7"),
+        ("{}", "localhost"),
+    ],
+)
+def test_a_worker_that_names_no_host_is_on_that_of_its_url(cluster_file: Path, worker: str, host: str) -> None:
+    """Workers of one host share a link and a network card in the router's prices: two machines must not."""
+    text = worker.replace("{}", "prefer: any")
+    assert load_text(cluster_file, f"workers: [{{name: a, {text}}}]").cluster.workers[0].host == host
+
+
 @pytest.mark.parametrize("discovery", ["kubernetes", "{file: workers.yaml}"])
 def test_where_others_say_who_serves_hosts_of_links_and_workers_are_free(cluster_file: Path, discovery: str) -> None:
     text = f"discovery: {discovery}\nworkers: []\nlinks: [{{from: node-7, to: node-9, goodput_bytes_per_s: 1000000}}]"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 
+WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - where one may listen, and nobody can dial
+
 
 @dataclass(frozen=True, kw_only=True)
 class Address:

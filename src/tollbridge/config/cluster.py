@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from tollbridge.config.address import WILDCARDS, is_loopback, parse_address
 from tollbridge.config.deploy import DeployConfig
 from tollbridge.config.quantity import LARGEST
 
@@ -99,9 +100,13 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     kv: str = "127.0.0.1:0"  # host:port of the KV listener
     events: str | None = "tcp://127.0.0.1:0"  # KV events; null: none, and what is cached there is guessed
     replay: str | None = None  # repeats past KV events; None: the worker says where
-    host: str = "localhost"  # the machine, as `links` names it
+    host: str = ""  # the machine, as `links` names it; "": that of `url`, "localhost" for this one
     revision: str = ""  # of model, engine and settings: both workers of a split have the same
     cores: list[Annotated[int, Meta(ge=0)]] | None = None  # None: not pinned
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            msgspec.structs.force_setattr(self, "host", machine_of(self.url))
 
 
 class LinkConfig(_Section, frozen=True, kw_only=True, rename={"from_host": "from", "to_host": "to"}):
@@ -125,6 +130,15 @@ class DiscoveryConfig(_Section, frozen=True, kw_only=True):
     kv_port: Annotated[int, Meta(ge=1, le=65535)] = 7801  # the same for kv
     api: str | None = None  # kubernetes: the API server; None: that of the cluster the router runs in
     account: str = "/var/run/secrets/kubernetes.io/serviceaccount"  # folder of token, ca.crt and namespace
+
+
+def machine_of(url: str) -> str:
+    """Return the host of a worker that names none: links and network cards are told apart by it."""
+    try:
+        host = parse_address(url, scheme="http://").host
+    except ValueError:
+        return "localhost"  # `check` says what is wrong with the URL
+    return "localhost" if is_loopback(host) or host in WILDCARDS else host
 
 
 def _default_workers() -> list[WorkerConfig]:

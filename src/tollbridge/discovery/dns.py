@@ -25,14 +25,13 @@ import msgspec
 
 from tollbridge.clock import Clock
 from tollbridge.config.address import Address, parse_address
-from tollbridge.config.cluster import DiscoveryConfig, WorkerConfig
+from tollbridge.config.cluster import DiscoveryConfig, WorkerConfig, machine_of
 from tollbridge.discovery.base import DiscoveryStatistics, Endpoint, Sight, Tell
 from tollbridge.errors import ConfigError
 
 log = logging.getLogger("tollbridge.discovery")
 
 LIFETIME_S = 5.0  # of one question, repetitions included
-_LOCAL = WorkerConfig(name="x").host  # the host of a worker that names none
 
 
 class Answer(NamedTuple):
@@ -197,7 +196,7 @@ def _at(pattern: _Pattern, address: Address) -> WorkerConfig:
         kv=str(Address(host=host, port=parse_address(worker.kv).port)),
         events=_moved(worker.events, host),
         replay=_moved(worker.replay, host),
-        host=host if worker.host == _LOCAL else worker.host,
+        host=host if worker.host == machine_of(worker.url) else worker.host,
     )
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
-from tollbridge.config.address import Address, parse_address
+from tollbridge.config.address import WILDCARDS, Address, parse_address
 from tollbridge.doctor.findings import Finding, failed, passed, skipped
 from tollbridge.doctor.targets import DEFAULT_KV_PORT, Connector, Target
 from tollbridge.errors import TollbridgeError
@@ -23,7 +23,6 @@ from tollbridge.transfer.interview import interview
 
 MAX_SKEW_S = 30.0  # half of what the router's signatures are valid for
 _MARKS: tuple[tuple[Connector, bytes], ...] = (("tollbridge", b"vllm:tollbridge_"), ("nixl", b"vllm:nixl_"))
-_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - what a worker says that listens everywhere, and nobody can dial
 
 
 @dataclass(kw_only=True)
@@ -172,7 +171,7 @@ def _refused(name: str, kv: Address, error: TollbridgeError) -> Finding:
 def _dialled(text: str, url: str) -> Address:
     """Return where `text` is dialled: a worker that listens everywhere is found at its URL's host."""
     address = parse_address(text)
-    if address.host not in _WILDCARDS:
+    if address.host not in WILDCARDS:
         return address
     return Address(host=urlsplit(url).hostname or address.host, port=address.port)
 

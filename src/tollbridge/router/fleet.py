@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from tollbridge.clock import Clock
+from tollbridge.config.address import WILDCARDS
 from tollbridge.config.cluster import WorkerConfig
 from tollbridge.errors import ConfigError, ModelNotFoundError, OverloadedError, UnavailableError, UpstreamError
 from tollbridge.policy.pricing import Pricing
@@ -34,8 +35,6 @@ MAX_GONE = 1024  # workers that have left and are still known by name
 MOST_STREAMS = 256  # of one answer that run at once: vLLM's default for all of a worker's
 DEFAULT_BLOCK_SIZE = 16  # tokens, of a worker that does not say
 _UNPRICED = Pricing()  # who decides puts the prices in
-
-_WILDCARDS = ("", "0.0.0.0", "::")  # noqa: S104 - recognised in order to be refused as an address to dial
 
 
 @dataclass(kw_only=True, eq=False)
@@ -374,7 +373,7 @@ def kv_address(config: WorkerConfig, said: str | None) -> Address | None:
     address = parse_address(config.kv) or (parse_address(said) if said else None)
     if address is None:
         return None
-    host = urlsplit(config.url).hostname if address[0] in _WILDCARDS else address[0]
+    host = urlsplit(config.url).hostname if address[0] in ("", *WILDCARDS) else address[0]
     return (host, address[1]) if host else None
 
 

@@ -34,7 +34,6 @@ KNOWN = [
     "SimpleCPUOffloadConnector",
 ]
 _LOCAL = ("localhost", "127.0.0.1", "::1")
-_ANY = ("0.0.0.0", "::")  # noqa: S104 (compared with, not bound to)
 _ROLES = {"kv_producer", "kv_consumer", "kv_both"}
 _WRONG_ROLE = {"prefill": "kv_consumer", "decode": "kv_producer"}
 
