@@ -159,6 +159,13 @@ def test_worker_of_the_cluster_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert '"kv_connector": "NixlConnector"' in shown
     assert "VLLM_NIXL_SIDE_CHANNEL_HOST=10.0.0.2 VLLM_NIXL_SIDE_CHANNEL_PORT=5600" in shown
     assert "tcp://*:5601" in shown
+    cluster.write_text(CLUSTER + "transfer: {media: tcp, bandwidth_cap: 1000000}\n")
+    assert main.run(["worker", "vllm", "--name", "p0", *common]) == 0
+    assert '"media": "tcp", "bandwidth_cap_bytes_per_s": 1000000' in capsys.readouterr().out
+    assert main.run(["worker", "vllm", "--name", "n0", *common]) == 2
+    assert (
+        "section `transfer` (bandwidth_cap_bytes_per_s, media), which vLLM's own connector" in capsys.readouterr().err
+    )
     assert main.run(["worker", "vllm", "--name", "x0", *common]) == 2
     assert "no vLLM can tell the router which port it chose" in capsys.readouterr().err
 

@@ -231,10 +231,13 @@ def test_a_mistake_in_the_discovery_gets_one_sentence(cluster_file: Path, text: 
         ("url: http://127.0.0.3:8000", "localhost"),
         ("url: http://0.0.0.0:8000, kv: 0.0.0.0:7801", "localhost"),
         ("url: http://10.0.0.5:8000, host: node-7", "node-7"),
+        ("url: http://127.0.0.1:8101, kv: 10.0.0.6:7801", "10.0.0.6"),  # through a tunnel
+        ("url: http://10.0.0.5:8000, kv: 127.0.0.1:7801", "10.0.0.5"),
+        ("url: http://10.0.0.5:8000, kv: 10.9.9.9:0", "10.0.0.5"),
         ("{}", "localhost"),
     ],
 )
-def test_a_worker_that_names_no_host_is_on_that_of_its_url(cluster_file: Path, worker: str, host: str) -> None:
+def test_a_worker_that_names_no_host_is_where_its_addresses_are(cluster_file: Path, worker: str, host: str) -> None:
     """Workers of one host share a link and a network card in the router's prices: two machines must not."""
     text = worker.replace("{}", "prefer: any")
     assert load_text(cluster_file, f"workers: [{{name: a, {text}}}]").cluster.workers[0].host == host

@@ -80,3 +80,14 @@ def test_requests_with_bounds_alike_have_answers_alike() -> None:
     assert lengths.expected(None, 128.0) == pytest.approx(80.0)
     assert lengths.expected(200, 128.0) <= 200
     assert lengths.num_values == 52
+
+
+def test_kv_weighs_what_its_sender_says_times_what_the_wire_made_of_it() -> None:
+    """Two models behind one router, both sent as fp8: the one's reports are no price of the other's tokens."""
+    cost = CostModel()
+    assert (cost.kv_bytes(0.0), cost.kv_bytes(1000.0)) == (0.0, 1000.0)
+    for _ in range(50):
+        cost.weighed(500.0, 1000.0)
+        cost.weighed(2000.0, 4000.0)
+    assert (cost.kv_bytes(1000.0), cost.kv_bytes(4000.0)) == (500.0, 2000.0)
+    assert 500.0 < cost.kv_bytes(0.0) < 2000.0  # of whom nothing is known

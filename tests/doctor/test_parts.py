@@ -66,6 +66,14 @@ async def test_connector_of_a_vllm(metrics: str, said: str | None, connector: st
     assert ("connector" in failures(patient.findings)) is (connector is None)
 
 
+async def test_a_server_that_is_not_what_the_file_says_or_tells_nothing() -> None:
+    taken_for_ours = await examined(OURS, engine="embedded")
+    assert "no embedded worker, as the cluster file says" in failures(taken_for_ours.findings)["connector"]
+    assert taken_for_ours.connector is None
+    mute = await examined("")
+    assert "has nothing of vLLM" in failures(mute.findings)["connector"]
+
+
 async def test_kv_port_of_a_vllm_is_the_default_one() -> None:
     assert str((await examined(OURS)).kv) == "127.0.0.1:7801"
     assert str((await examined(OURS, kv="0.0.0.0:7900")).kv) == "127.0.0.1:7900"

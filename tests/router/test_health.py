@@ -53,9 +53,30 @@ async def test_worker_that_may_pin_no_more_gets_no_new_splits() -> None:
 
 async def test_stock_server_is_ready_without_our_status() -> None:
     worker = StubWorker("vllm")
-    worker.stock = True
+    worker.stock, worker.engine_kind = True, "vllm"
     async with rig(worker) as r:
         assert (await r.post({"prompt": "a"})).decision["decode"] == "vllm"
+
+
+async def test_a_vllm_that_the_file_takes_for_an_embedded_worker_takes_nothing() -> None:
+    """Nobody would read its load, and its streams would be continued as ours are."""
+    worker = StubWorker("v0")
+    worker.stock = True
+    async with rig(worker, StubWorker("d0")) as r:
+        assert (await r.post({"prompt": "a"})).decision["decode"] == "d0"
+        detail = (await r.get("/health")).json["workers"]["v0"]["detail"]
+        assert "write `engine: vllm` for v0" in detail
+
+
+async def test_a_vllm_without_metrics_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    worker = StubWorker("v0")
+    worker.stock, worker.engine_kind = True, "vllm"
+    async with rig(worker) as r:
+        before = worker.num_asked_for_metrics
+        await r.until("/health", lambda _: worker.num_asked_for_metrics > before + 2)
+        assert caplog.text.count("says nothing of its load: name=v0") == 1
+        worker.metrics = 'vllm:num_requests_running{engine="0"} 3\n'
+        await r.until("/fleet", lambda fleet: fleet["workers"][0]["load"]["num_running"] == 3)
 
 
 async def test_worker_that_is_not_there_yet_does_not_stop_the_router() -> None:

@@ -175,6 +175,21 @@ async def test_a_worker_without_events_is_known_by_what_was_sent() -> None:
     assert feeder.match(Content.of_tokens([1] * 40)) == {"w": 32}
 
 
+async def test_of_a_worker_without_events_no_more_is_expected_than_it_has_room_for() -> None:
+    clock = ManualClock()
+    fleet = Fleet([WorkerConfig(name="w", url="http://w:1", events=None)], clock=clock)
+    feeder = IndexFeeder(fleet, Limits(), clock)
+    fleet["w"].load.told(Report(block_size=16, total_kv_tokens=64), 0.0)
+    old, new = Content.of_tokens([1] * 48), Content.of_tokens([2] * 48)
+    feeder.sent(fleet["w"], old)
+    feeder.sent(fleet["w"], new)
+    assert (feeder.match(old), feeder.match(new)) == ({"w": 16}, {"w": 48})
+    fleet["w"].load.told(Report(block_size=16, total_kv_tokens=64, caches_prefixes=False), 0.0)
+    feeder.sent(fleet["w"], Content.of_tokens([3] * 48))
+    assert feeder.match(Content.of_tokens([3] * 48)) == {}
+    feeder.index.check()
+
+
 async def test_an_endpoint_that_is_none_ends_nobodys_following_but_its_own() -> None:
     async with world() as w:
         await w.until(w.all_listen)

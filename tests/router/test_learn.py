@@ -11,9 +11,10 @@ import pytest
 from tests.support.router_rig import rig
 from tests.support.stub_worker import StubWorker
 from tollbridge.clock import ManualClock
-from tollbridge.config.cluster import ClusterConfig, WorkerConfig
+from tollbridge.config.cluster import ClusterConfig, LinkConfig, WorkerConfig
 from tollbridge.router.app import make_context
 from tollbridge.router.context import Context
+from tollbridge.router.learn import TRIAL
 from tollbridge.router.load import Report, Work
 from tollbridge.wire.decision import Decision, Happened
 from tollbridge.wire.params import TransferReport, WorkerReport
@@ -300,3 +301,58 @@ def test_a_trial_is_no_traffic(vllm: Context) -> None:
     made = msgspec.structs.replace(decision("split", prompt_tokens=1001), reason="trial")
     vllm.learner.lesson(made).end(Happened(status="ok"), made)
     assert vllm.learner.cost.arrivals.per_s(1.0) == 0.0
+
+
+def test_a_link_that_was_stated_is_tried_once_the_router_has_run_for_a_while() -> None:
+    """It may have been stated in another unit, or for another network card: then nobody is ever split over it."""
+    links = [LinkConfig(from_host="hp", to_host="hd", goodput_bytes_per_s=1250.0)]
+    clock = ManualClock()
+    learner = make_context(ClusterConfig(workers=WORKERS, links=links), b"a secret for tests", clock=clock).learner
+    assert not learner.wants_trial("hp", "hd")
+    clock.advance(601.0)
+    assert learner.wants_trial("hp", "hd")
+
+
+def prefill_of_split(context: Context, seconds: float, *, computed: int, cached: int = 0, reason: str = "") -> None:
+    """Split a prompt on vLLM workers: the prefill leg tells what it computed, not how long."""
+    made = msgspec.structs.replace(decision("split", prompt_tokens=computed + cached), reason=reason)
+    clock = context.clock
+    assert isinstance(clock, ManualClock)
+    lesson = context.learner.lesson(made)
+    clock.advance(seconds)
+    lesson.prefill_done()
+    lesson.first_token()
+    report = WorkerReport(
+        role="prefill", prompt_tokens=computed + cached, computed_tokens=computed, cached_tokens=cached
+    )
+    lesson.end(Happened(status="ok", ttft_s=seconds, split_verified=True, prefill_report=report), made)
+
+
+def test_the_prefill_of_a_split_is_learnt_by_the_routers_clock(context: Context) -> None:
+    """A prefill worker of another speed than the decode worker, which alone serves the local requests."""
+    for _ in range(3):
+        teach(context, decision("local"), local(prefill_s=4.0))
+        prefill_of_split(context, 0.5, computed=400, cached=100)
+    cost = context.learner.cost
+    assert cost.engine("p0").prefill_s(400, 100, 2048) == pytest.approx(0.5, rel=0.1)
+    assert cost.engine("d0").prefill_s(500, 0, 2048) == pytest.approx(4.0, rel=0.1)
+
+
+def test_a_trial_or_a_shared_prefill_says_nothing_of_the_prefill(context: Context) -> None:
+    prefill_of_split(context, 9.0, computed=64, reason=TRIAL)
+    other = context.learner.lesson(decision("split", prompt_tokens=5000))
+    prefill_of_split(context, 9.0, computed=400)
+    other.end(Happened(status="cancelled"), decision("split"))
+    assert not context.learner.cost.own_engine("p0").known
+
+
+def test_what_was_cached_after_all_is_taken_from_the_answer(context: Context) -> None:
+    """Predicted: 900 of 1,000 tokens. The worker had none of them."""
+    engine = context.learner.cost.own_engine("d0")
+    for _ in range(10):
+        engine.observe_prefill(1.0, 1000, 0, 2048)
+        engine.observe_prefill(0.1, 100, 0, 2048)
+    said = Happened(status="ok", ttft_s=1.0, total_s=1.0, prompt_tokens=1000, cached_tokens=0)
+    for _ in range(10):
+        teach(context, decision("local", prompt_tokens=1000, cached_tokens=900), said)
+    assert engine.prefill_s(100, 0, 2048) == pytest.approx(0.1, rel=0.1)

@@ -137,3 +137,10 @@ vllm:tollbridge_max_num_batched_tokens{engine="0"} 500.0
 def test_the_fake_engine_speaks_the_same_words() -> None:
     told = from_status({"engine": dataclasses.asdict(FakeEngine().statistics())})
     assert told is not None
+
+
+@pytest.mark.parametrize(("label", "caches"), [("True", True), ("False", False)])
+def test_a_server_says_whether_it_keeps_prefixes(label: str, caches: bool) -> None:
+    text = f'vllm:cache_config_info{{block_size="16",enable_prefix_caching="{label}",num_gpu_blocks="9"}} 1.0\n'
+    told = from_metrics(text.encode(), known=Report())
+    assert told is not None and told.caches_prefixes is caches

@@ -71,6 +71,7 @@ class StubWorker:
         self.engine: dict[str, int] = {}  # statistics in the status
         self.stock = False  # a server without /tollbridge/status and reports, like vLLM
         self.metrics: str | None = None  # of a vLLM
+        self.num_asked_for_metrics = 0
         self.event_sources: dict[str, Any] | None = None
         self.kv: str | None = f"127.0.0.1:{7000 + sum(name.encode())}"
         self.incarnation = "first"
@@ -173,6 +174,7 @@ class StubWorker:
         return web.json_response(status)
 
     async def _metrics(self, _: web.Request) -> web.Response:
+        self.num_asked_for_metrics += 1
         if self.metrics is None:
             raise web.HTTPNotFound
         return web.Response(text=self.metrics)

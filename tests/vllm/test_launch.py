@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.vllm.fakes import SECRET
+from tollbridge.config.cluster import TlsConfig, TransferConfig
 from tollbridge.errors import ConfigError
-from tollbridge.vllm.launch import Command, VllmWorker, command, render
+from tollbridge.vllm.launch import Command, VllmWorker, command, render, transfer_options
 from tollbridge.vllm.settings import read_settings
 
 ENVIRON = {"PATH": "/bin", "TOLLBRIDGE_SECRET": SECRET.decode()}
@@ -104,3 +105,28 @@ def test_rendered_it_is_one_shell_command() -> None:
     assert words[4:] == launch(environ, python="/py", extra_args=["--max-model-len", "4096"]).argv
     assert SECRET.decode() not in text
     assert text.splitlines()[-1] == "  --max-model-len 4096"
+
+
+def test_the_section_transfer_of_a_cluster_file_reaches_the_connector() -> None:
+    tls = TlsConfig(cert="/c.pem", key="/k.pem", ca="/ca.pem")
+    section = TransferConfig(media="tcp", io="threads", streams=3, ring_mib=64, bandwidth_cap=1_000_000, tls=tls)
+    result = launch(transfer=transfer_options(section))
+    settings = read_settings(option(result, "--kv-transfer-config")["kv_connector_extra_config"], result.environ)
+    assert settings.tls is not None and (settings.tls.cert, settings.tls.key, settings.tls.ca) == (
+        "/c.pem",
+        "/k.pem",
+        "/ca.pem",
+    )
+    assert settings.transfer == {
+        "media": "tcp",
+        "io": "threads",
+        "streams": 3,
+        "ring_bytes": 64 << 20,
+        "bandwidth_cap_bytes_per_s": 1_000_000,
+    }
+    assert transfer_options(TransferConfig()) == {}
+
+
+def test_what_blinds_the_router_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--disable-log-stats takes away the metrics .*: leave it out\."):
+        launch(extra_args=["--disable_log_stats"])

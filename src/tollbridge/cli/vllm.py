@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from cyclopts import Parameter
@@ -24,7 +24,7 @@ from tollbridge.config.secret import require_secret
 from tollbridge.errors import ConfigError, StartupError, TollbridgeError
 from tollbridge.vllm import addresses
 from tollbridge.vllm.environment import look_into
-from tollbridge.vllm.launch import Command, Media, VllmWorker, command, render
+from tollbridge.vllm.launch import Command, Media, VllmWorker, command, render, transfer_options
 from tollbridge.wire.ready import Ready
 from tollbridge.worker.supervisor import MAX_LINES, ManagedProcess, ProcessSpec
 
@@ -122,9 +122,21 @@ def with_defaults(options: Options, cluster: ClusterConfig | None, name: str | N
         secret_env=(cluster.secret.env if cluster else None) or SecretConfig().env or "",
         threads=options.threads,
         kv_cache_gib=options.kv_cache_gib,
+        transfer=_transfer_of(cluster, media),
         allow_untested=options.allow_untested_vllm,
         python=options.python,
     )
+
+
+def _transfer_of(cluster: ClusterConfig | None, media: Media) -> dict[str, Any]:
+    """Return what the cluster file says of transfers; ConfigError where a stock connector would not heed it."""
+    given = transfer_options(cluster.transfer) if cluster is not None else {}
+    if given and media != "tollbridge":
+        raise ConfigError(
+            f"the cluster file has a section `transfer` ({', '.join(sorted(given))}), which vLLM's own connector "
+            f"{media} does not heed: leave it out, or use the connector tollbridge."
+        )
+    return given
 
 
 def _kv_of(worker: WorkerConfig, media: Media) -> Address | None:

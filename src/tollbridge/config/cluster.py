@@ -100,13 +100,13 @@ class WorkerConfig(_Section, frozen=True, kw_only=True):
     kv: str = "127.0.0.1:0"  # host:port of the KV listener
     events: str | None = "tcp://127.0.0.1:0"  # KV events; null: none, and what is cached there is guessed
     replay: str | None = None  # repeats past KV events; None: the worker says where
-    host: str = ""  # the machine, as `links` names it; "": that of `url`, "localhost" for this one
+    host: str = ""  # the machine, as `links` names it; "": that of `kv` or `url`, "localhost" for this one
     revision: str = ""  # of model, engine and settings: both workers of a split have the same
     cores: list[Annotated[int, Meta(ge=0)]] | None = None  # None: not pinned
 
     def __post_init__(self) -> None:
         if not self.host:
-            msgspec.structs.force_setattr(self, "host", machine_of(self.url))
+            msgspec.structs.force_setattr(self, "host", machine_of(self.kv, self.url))
 
 
 class LinkConfig(_Section, frozen=True, kw_only=True, rename={"from_host": "from", "to_host": "to"}):
@@ -132,13 +132,19 @@ class DiscoveryConfig(_Section, frozen=True, kw_only=True):
     account: str = "/var/run/secrets/kubernetes.io/serviceaccount"  # folder of token, ca.crt and namespace
 
 
-def machine_of(url: str) -> str:
-    """Return the host of a worker that names none: links and network cards are told apart by it."""
-    try:
-        host = parse_address(url, scheme="http://").host
-    except ValueError:
-        return "localhost"  # `check` says what is wrong with the URL
-    return "localhost" if is_loopback(host) or host in WILDCARDS else host
+def machine_of(kv: str, url: str) -> str:
+    """Return the host of a worker that names none: links and network cards are told apart by it.
+
+    KV goes to the address `kv`; where that is open, the worker is where requests go.
+    """
+    for text, scheme in ((kv, ""), (url, "http://")):
+        try:
+            address = parse_address(text, scheme=scheme)
+        except ValueError:
+            continue  # `check` says what is wrong with it
+        if (address.port or scheme) and not is_loopback(address.host) and address.host not in WILDCARDS:
+            return address.host
+    return "localhost"
 
 
 def _default_workers() -> list[WorkerConfig]:

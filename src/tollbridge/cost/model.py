@@ -39,6 +39,7 @@ class CostModel:
     output_tokens: OutputLengths = field(default_factory=OutputLengths)
     arrivals: Rate = field(default_factory=lambda: Rate(RATE_WINDOW_S))
     wire_bytes_per_token: Average = field(default_factory=Average)  # as reported, so with codec and layout
+    wire_factor: Average = field(default_factory=Average)  # of what the sender says its KV weighs: models differ
     stalls: Rate = field(default_factory=lambda: Rate(RATE_WINDOW_S))  # prompts that stop whoever decodes beside them
     stall_tokens: Average = field(default_factory=Average)  # their length
     _stranger: EngineModel = field(default_factory=EngineModel)  # of whom nothing is known; never learns
@@ -97,6 +98,16 @@ class CostModel:
                 link = self._links.get((source, target))
                 if link is not None and link.known:
                     yield link.goodput_bytes_per_s
+
+    def weighed(self, bytes_per_token: float, stated: float) -> None:
+        """Note what the KV of a token weighed on the wire, and what its sender states, 0 if nothing."""
+        self.wire_bytes_per_token.add(bytes_per_token)
+        if stated:
+            self.wire_factor.add(bytes_per_token / stated)
+
+    def kv_bytes(self, stated: float) -> float:
+        """Return what the KV of a token of such a sender weighs on the wire, 0: nobody knows."""
+        return stated * self.wire_factor.value(1.0) if stated else self.wire_bytes_per_token.value(0.0)
 
     def started(self, now_s: float) -> None:
         """Note that a request arrived."""

@@ -196,7 +196,7 @@ def _at(pattern: _Pattern, address: Address) -> WorkerConfig:
         kv=str(Address(host=host, port=parse_address(worker.kv).port)),
         events=_moved(worker.events, host),
         replay=_moved(worker.replay, host),
-        host=host if worker.host == machine_of(worker.url) else worker.host,
+        host=host if worker.host == machine_of(worker.kv, worker.url) else worker.host,
     )
 
 

@@ -122,6 +122,14 @@ async def _take_metrics(session: aiohttp.ClientSession, patient: Patient) -> Non
     text = await _read(session, f"{patient.url}/metrics")
     found = next((name for name, mark in _MARKS if mark in text), None)
     wanted = patient.target.connector
+    if patient.target.engine == "embedded":
+        said = "it has no /tollbridge/status, so it is no embedded worker, as the cluster file says"
+        patient.findings.append(failed("connector", patient.name, said, "write `engine: vllm` if it is a vLLM."))
+        return
+    if b"vllm:" not in text:
+        said = "its /metrics has nothing of vLLM: neither its connector nor its load can be known"
+        patient.findings.append(failed("connector", patient.name, said, "start it without --disable-log-stats."))
+        return
     if found is None:
         said = "vLLM runs without a KV connector: every split would be computed twice"
         mend = "start it with `tollbridge worker vllm`, or with --kv-transfer-config as docs/vllm.md has it."

@@ -150,10 +150,13 @@ class PrefixIndex:
 
     # --- what was sent
 
-    def expect(self, worker: str, content: Prompted, block_size: int, *, expires_s: float) -> None:
+    def expect(
+        self, worker: str, content: Prompted, block_size: int, *, expires_s: float, most: int | None = None
+    ) -> None:
         """The worker is about to compute `content`: count it as cached until `expires_s`, or until it tells.
 
-        What is there already counts as used. `expires_s` must not go down from call to call for one worker.
+        What is there already counts as used. `expires_s` must not go down from call to call for one worker. Of a worker
+        that never tells what it evicts, `most` blocks are expected, those that were used last.
         """
         holding = self._holding(worker)
         names = list(content.hashes(block_size))[: self._max_per_worker]
@@ -166,6 +169,9 @@ class PrefixIndex:
                 self._mark(holding, name, namespace)
             holding.expected[name] = Hope(expires_s, namespace)
         holding.touch(names)
+        while most is not None and len(holding.expected) > most:
+            self._totals["forgotten"] += 1
+            self._stop_expecting(holding, next(iter(holding.expected)))
         self._keep_bounds(holding)
 
     def expire(self, now_s: float) -> None:

@@ -260,7 +260,7 @@ class Estimator:
         goodput = link.goodput_bytes_per_s or unknown_goodput
         if not goodput:
             return None
-        kappa = self.cost.wire_bytes_per_token.value(prefill.view.kv_bytes_per_token)
+        kappa = self.cost.kv_bytes(prefill.view.kv_bytes_per_token)
         from_cache = max(0, min(prefill.cached, self.num_tokens - 1) - decode.cached)
         shipped = max(0, self.num_tokens - 1 - decode.cached)
         wire_bytes = kappa * shipped
@@ -323,7 +323,7 @@ def _take_long_prompts(senders: list[WorkerView], ready: list[WorkerView], rate:
     patience_s = WELL_WITHIN * pricing.slo.ttft_s
     if compute_s >= patience_s:
         return False
-    wire_bytes = num_tokens * cost.wire_bytes_per_token.value(sender.kv_bytes_per_token)
+    wire_bytes = num_tokens * cost.kv_bytes(sender.kv_bytes_per_token)
     num_pieces = PIECES_PER_CHUNK * num_steps(num_tokens, budget)
     receivers = [worker.host for worker in ready if worker.prefer != "prefill"]
     links = cost.goodputs([worker.host for worker in senders[:_SAMPLE]], receivers[:_SAMPLE])

@@ -11,11 +11,12 @@ from pathlib import Path
 from aiohttp import web
 
 from tollbridge.clock import Clock, SystemClock
-from tollbridge.config.calibration import read_calibration
+from tollbridge.config.calibration import Calibration, read_calibration
 from tollbridge.config.cluster import ClusterConfig
 from tollbridge.cost.model import CostModel
 from tollbridge.discovery.base import Discovery
 from tollbridge.discovery.make import make_discovery
+from tollbridge.engine.store import DEFAULT_MODEL
 from tollbridge.errors import TollbridgeError
 from tollbridge.obs.tracing import NoTracer, Tracer, trace_of
 from tollbridge.policy import registry
@@ -75,7 +76,8 @@ def make_context(
     fleet = Fleet(
         cluster.workers if cluster.lists_workers else (),
         clock=clock,
-        kv_bytes_per_token=kv_bytes_per_token(folder, cluster.dtype),
+        # By default the model is that of the embedded engine, whose workers say it themselves; others serve another.
+        kv_bytes_per_token=0.0 if cluster.model == DEFAULT_MODEL else kv_bytes_per_token(folder, cluster.dtype),
     )
     admission = Admission(
         tenants.weights,
@@ -133,7 +135,21 @@ def _cost_model(cluster: ClusterConfig) -> CostModel:
     stated = [
         (link.from_host, link.to_host, link.goodput_bytes_per_s) for link in cluster.links if link.goodput_bytes_per_s
     ]
+    if calibration is not None and cluster.lists_workers:
+        _warn_of_strangers(cluster, calibration)
     return CostModel.seeded(calibration, stated)
+
+
+def _warn_of_strangers(cluster: ClusterConfig, calibration: Calibration) -> None:
+    """What was measured under a name that nobody has is never used."""
+    names, hosts = {worker.name for worker in cluster.workers}, {worker.host for worker in cluster.workers}
+    strangers = [f"engine {name}" for name in calibration.engines if name not in names]
+    strangers += [f"link {pair}" for pair in calibration.links if not hosts >= set(pair.split(">"))]
+    if strangers:
+        log.warning(
+            "calibration has names that nobody has: %s; workers are %s on %s", ", ".join(sorted(strangers)),
+            ", ".join(sorted(names)), ", ".join(sorted(hosts)),
+        )  # fmt: skip
 
 
 def make_app(context: Context, extensions: Sequence[Extension] = ()) -> web.Application:

@@ -65,7 +65,8 @@ def _with_session(
     if seat is None or worker is None:
         return cached, None
     found = cached.get(worker.name, 0)
-    if prompt.num_tokens is not None and not context.feeder.listens(worker):
+    tells = context.feeder.listens(worker) or not worker.load.report.caches_prefixes
+    if prompt.num_tokens is not None and not tells:
         found = seat.cached(found, prompt.num_tokens, worker.block_size)
     return {**cached, worker.name: found}, worker.name
 

@@ -35,6 +35,7 @@ class Monitor:
         self._limits = limits
         self._metrics = metrics
         self._clock = clock
+        self._silent: set[str] = set()  # names of workers without metrics
 
     async def run(self) -> None:
         """Check each worker at once, then after every interval, or when a flow asks for it."""
@@ -94,6 +95,11 @@ class Monitor:
         asked_s = self._clock.monotonic()
         status = await self._get(worker, "/tollbridge/status", optional=True)
         worker.status = status if isinstance(status, dict) else {}
+        if not worker.status and worker.config.engine == "embedded":
+            raise UnavailableError(
+                f"It has no /tollbridge/status, so it is no embedded worker: if it is a vLLM, write `engine: vllm` for "
+                f"{worker.name} in the cluster file."
+            )
         await self._ask_load(worker, asked_s)
         incarnation = _text(worker.status.get("incarnation"))
         said = _text(worker.status.get("kv"))
@@ -124,8 +130,18 @@ class Monitor:
         if report is None and worker.config.engine == "vllm":
             asked_s = self._clock.monotonic()
             report = from_metrics(await self._read(worker, "/metrics", optional=True), known=worker.load.report)
+            self._note_silence(worker, is_silent=report is None)
         if report is not None:
             worker.load.told(report, asked_s)
+
+    def _note_silence(self, worker: Worker, *, is_silent: bool) -> None:
+        """A vLLM without metrics serves all the same, but how busy it is nobody knows then."""
+        if is_silent and worker.name not in self._silent:
+            log.warning(
+                "worker says nothing of its load: name=%s its /metrics has nothing of vLLM (--disable-log-stats?), so "
+                "its queue, its KV room and what others send there are unknown", worker.name,
+            )  # fmt: skip
+        (self._silent.add if is_silent else self._silent.discard)(worker.name)
 
     async def _get(self, worker: Worker, path: str, *, optional: bool = False) -> Any:
         """Return the JSON value at `path`, None when the body is not JSON; UnavailableError for an error answer."""

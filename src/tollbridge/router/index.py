@@ -79,7 +79,8 @@ class IndexFeeder:
         Who computes a prompt has it for all that wait behind it. Who `loads` one has not: another prompt that begins
         alike and is sent there meanwhile is computed there. So of that counts what the worker tells, if it does.
         """
-        if worker.left:
+        report = worker.load.report
+        if worker.left or not report.caches_prefixes:
             return
         now_s = self._clock.monotonic()
         if content.unit_bytes != TOKEN_BYTES:
@@ -90,7 +91,8 @@ class IndexFeeder:
         if loads and tells:
             return
         lasts_s = self._limits.expect_told_s if tells else self._limits.expect_alone_s
-        self.index.expect(worker.name, content, worker.block_size, expires_s=now_s + lasts_s)
+        room = None if tells or report.total_kv_tokens is None else report.total_kv_tokens // worker.block_size
+        self.index.expect(worker.name, content, worker.block_size, expires_s=now_s + lasts_s, most=room)
 
     async def _expire(self) -> None:
         while True:

@@ -25,6 +25,7 @@ from tollbridge.policy.pricing import Pricing
 from tollbridge.router.fleet import Fleet
 from tollbridge.router.metrics import RouterMetrics
 from tollbridge.wire.decision import Decision, Happened
+from tollbridge.wire.params import WorkerReport
 
 TRIAL = "trial"  # reason of a split of our own
 _SHARED_WEIGHT = 0.1  # of a prefill that shared its steps with another
@@ -87,6 +88,10 @@ class Learner:
     engines: dict[str, _Engine] = field(default_factory=dict)
     nics: dict[tuple[str, str], _Nic] = field(default_factory=dict)
     links: dict[tuple[str, str], _Link] = field(default_factory=dict)  # by (from host, to host)
+    begun_at_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begun_at_s = self.clock.monotonic()
 
     def pricing(self) -> Pricing:
         """Return what a policy needs to price a request now."""
@@ -113,8 +118,8 @@ class Learner:
         if not model.known or model.num_observations == 1:
             return True
         link = self.links.get((source, target))
-        if link is None:  # as the operator stated it
-            return False
+        if link is None:  # as the operator stated it: perhaps of another network card, or in another unit
+            return self.clock.monotonic() > self.begun_at_s + _FORGOTTEN_S
         forgotten_s = max(link.used_s, link.bounded_s) + _FORGOTTEN_S
         return link.used_s > link.bounded_s + _STALE_S or self.clock.monotonic() > forgotten_s
 
@@ -228,6 +233,8 @@ class Lesson:
         worker = self._decision.prefill or self._decision.decode
         report = happened.prefill_report if self._decision.prefill else happened.decode_report
         if report is None or report.computed_tokens <= 0 or report.prefill_s <= 0:
+            if self._decision.prefill:
+                return self._learn_prefill_of_split(self._decision.prefill, report)
             return self._learn_prefill_from_outside(worker, happened)
         error = self._learner.cost.own_engine(worker).observe_prefill(
             report.prefill_s,
@@ -243,14 +250,32 @@ class Lesson:
         """A worker that reports no times: the TTFT of a local request that met nobody else's prefill has to do."""
         terms = self._decision.terms
         num_tokens = happened.prompt_tokens or int(terms.get("prompt_tokens", 0.0))
-        if self._decision.prefill or not self._alone or happened.ttft_s is None or not num_tokens:
+        if not self._alone or happened.ttft_s is None or not num_tokens:
             return None
         overhead_s = self._learner.cost.local_overhead_s.value(0.0)
-        cached = int(terms.get("cached_tokens", 0.0))
+        cached = int(terms.get("cached_tokens", 0.0)) if happened.cached_tokens is None else happened.cached_tokens
         return self._learner.cost.own_engine(worker).observe_prefill(
             max(happened.ttft_s - overhead_s, 1e-4),
             max(1, num_tokens - cached),
             cached,
+            self._budget(worker),
+            num_decodes=self._streams,
+        )
+
+    def _learn_prefill_of_split(self, worker: str, report: WorkerReport | None) -> float | None:
+        """vLLM's prefill leg tells what it computed, but not how long: the router's own clock does.
+
+        Not of a trial, which may be the first thing that a server ever computes.
+        """
+        if report is None or report.computed_tokens <= 0:
+            return None
+        if self._is_trial or not self._alone or not self._prefilled_at_s:
+            return None
+        seconds = self._prefilled_at_s - self._begun_at_s - self._learner.cost.local_overhead_s.value(0.0)
+        return self._learner.cost.own_engine(worker).observe_prefill(
+            max(seconds, 1e-4),
+            report.computed_tokens,
+            report.cached_tokens,
             self._budget(worker),
             num_decodes=self._streams,
         )
@@ -265,7 +290,8 @@ class Lesson:
         transfer = decode.transfer
         if transfer is None or transfer.outcome != "done" or not transfer.num_tokens:
             return None
-        self._learner.cost.wire_bytes_per_token.add(transfer.payload_bytes / transfer.num_tokens)
+        stated = self._workers[self._decision.prefill].load.report.kv_bytes_per_token
+        self._learner.cost.weighed(transfer.payload_bytes / transfer.num_tokens, stated)
         return self._observe_link(
             proven(
                 transfer.payload_bytes,
@@ -285,7 +311,7 @@ class Lesson:
         terms, view = self._decision.terms, self._learner.fleet.view_of(self._workers[self._decision.prefill or ""])
         num_tokens = (happened.prompt_tokens or terms.get("prompt_tokens", 0.0)) - 1
         num_tokens -= terms.get("decode_cached_tokens", 0.0)
-        num_bytes = num_tokens * self._learner.cost.wire_bytes_per_token.value(view.kv_bytes_per_token)
+        num_bytes = num_tokens * self._learner.cost.kv_bytes(view.kv_bytes_per_token)
         answered_s = self._prefilled_at_s - self._begun_at_s  # with what waited before it
         after_s = max(self._first_at_s - self._prefilled_at_s, 0.0)
         predicted_s = self._predicted_prefill_s()

@@ -18,6 +18,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int = 0  # tokens; 0: not known
     kv_bytes_per_token: float = 0.0
     max_num_batched_tokens: int = 0
+    caches_prefixes: bool = True  # what it has computed once
     num_running: int = 0  # in the running batch, prefill legs among them
     num_waiting: int = 0  # for capacity or for KV
     waiting_prefill_tokens: int | None = None

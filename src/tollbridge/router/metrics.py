@@ -75,12 +75,15 @@ class RouterMetrics:
         self._biases: dict[str, float] = {}
         self.chunks = self._counter("relayed_chunks", "Pieces of streams written to clients.")
         self.ttft = self._histogram(
-            "time_to_first_token_seconds", "Arrival to the first relayed event or whole answer."
+            "time_to_first_token_seconds",
+            "Wait for a place, and from the decision to the first relayed event or whole answer.",
         )
         self.longest_gap = self._histogram(
             "longest_gap_seconds", "Longest time between two pieces of a stream.", buckets=_GAP_BUCKETS
         )
-        self.duration = self._histogram("request_duration_seconds", "Arrival to the end.")
+        self.duration = self._histogram(
+            "request_duration_seconds", "Wait for a place, and from the decision to the end."
+        )
         self.queue = Histogram(
             "tollbridge_router_queue_seconds",
             "Wait for a place among the requests in flight.",

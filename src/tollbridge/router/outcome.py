@@ -214,11 +214,14 @@ class Outcome:
         happened, report = self._happened, self._happened.decode_report
         if report is not None:
             happened.prompt_tokens, happened.completion_tokens = report.prompt_tokens, report.generated_tokens
+            happened.cached_tokens = report.cached_tokens
         elif self.usage is not None:
             happened.prompt_tokens = self.usage.prompt_tokens
             happened.completion_tokens = self.usage.completion_tokens
+            # vLLM counts what a transfer brought as cached, too.
+            happened.cached_tokens = self.usage.cached_tokens if self.decision.choice == "local" else None
         if self._num_prompt_tokens:  # what was generated before is prompt to the last worker
-            happened.prompt_tokens = self._num_prompt_tokens
+            happened.prompt_tokens, happened.cached_tokens = self._num_prompt_tokens, None
             happened.completion_tokens += self._num_kept
 
     def _judge_split(self) -> None:
@@ -261,9 +264,8 @@ class Outcome:
         """Compare what the index promised with what the worker found; of a split, what it found before the transfer."""
         is_split = self.decision.choice == "split"
         predicted = self.decision.terms.get("decode_cached_tokens" if is_split else "cached_tokens")
-        report, usage = self._happened.decode_report, self.usage
-        real = report.cached_tokens if report else usage.cached_tokens if usage else None
-        if predicted is None or real is None or (report is None and is_split):
+        real = self._happened.cached_tokens
+        if predicted is None or real is None:
             return
         self._metrics.cached_predicted.inc(predicted)
         self._metrics.cached_real.inc(real)

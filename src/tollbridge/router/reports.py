@@ -108,6 +108,10 @@ def from_metrics(text: bytes, *, known: Report) -> Report | None:
         free_kv_tokens=free,
         total_kv_tokens=total,
         mean_prompt_tokens=_sum(samples, "vllm:request_prompt_tokens_sum") / prompts if prompts else 0.0,
+        caches_prefixes=not any(
+            each.name == "vllm:cache_config_info" and each.labels.get("enable_prefix_caching") == "False"
+            for each in samples
+        ),
     )
 
 

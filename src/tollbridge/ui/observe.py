@@ -82,7 +82,7 @@ def _break_even(context: Context, workers: Sequence[WorkerRow], links: Sequence[
     for link in links:
         sender, receiver = cost.engine(link.prefill), cost.engine(link.decode)
         view = context.fleet.view_of(context.fleet[link.prefill])
-        per_token = cost.wire_bytes_per_token.value(view.kv_bytes_per_token)
+        per_token = cost.kv_bytes(view.kv_bytes_per_token)
         if link.goodput_bytes_per_s and sender.known and per_token and link.prefill in sizes:
             return break_even(
                 Ground(

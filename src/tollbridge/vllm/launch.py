@@ -10,9 +10,12 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
+from tollbridge.config.cluster import TransferConfig
 from tollbridge.errors import ConfigError
 from tollbridge.vllm.addresses import is_wildcard
 
@@ -30,6 +33,9 @@ _OURS = {
     "--port": "give --port before the --",
     "--model": "name the model before the --",
     "--served-model-name": "give --served-model-name before the --",
+}
+_NEEDED = {
+    "--disable-log-stats": "takes away the metrics by which the router knows load and KV room",
 }
 _CONNECTORS = {"nixl": "NixlConnector", "nixl-push": "NixlPushConnector"}
 
@@ -51,6 +57,9 @@ class VllmWorker:
     threads: int | None = None  # on a CPU
     kv_cache_gib: int = 4  # on a CPU
     allow_untested: bool = False  # another vLLM version than those that the connector was tested with
+    transfer: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # more of kv_connector_extra_config, see `transfer_options`
     python: str = sys.executable
     extra_args: Sequence[str] = ()  # handed to vLLM unchanged
 
@@ -114,9 +123,22 @@ def transfer_config(worker: VllmWorker) -> dict[str, Any]:
             "kv_host": worker.kv_host,
             "kv_port": worker.kv_port,
             "secret_env": worker.secret_env,
+            **worker.transfer,
             **({"allow_untested_vllm": True} if worker.allow_untested else {}),
         },
     }
+
+
+def transfer_options(transfer: TransferConfig) -> dict[str, Any]:
+    """Return what the section `transfer` of a cluster file is in `kv_connector_extra_config`; what it leaves out is
+    the connector's own default."""
+    usual, given = msgspec.structs.asdict(TransferConfig()), msgspec.structs.asdict(transfer)
+    given = {name: value for name, value in given.items() if value != usual[name]}
+    if "ring_mib" in given:
+        given["ring_bytes"] = given.pop("ring_mib") << 20
+    if "bandwidth_cap" in given:
+        given["bandwidth_cap_bytes_per_s"] = given.pop("bandwidth_cap")
+    return dict(msgspec.to_builtins(given))
 
 
 def events_config(port: int) -> dict[str, Any]:
@@ -165,5 +187,7 @@ def _require_ours(extra_args: Sequence[str]) -> None:
     """vLLM takes the last of two equal options: one given twice would undo ours without a word."""
     for argument in extra_args:
         option = argument.partition("=")[0].replace("_", "-")
+        if option in _NEEDED:
+            raise ConfigError(f"{option} {_NEEDED[option]}: leave it out.")
         if option in _OURS:
             raise ConfigError(f"{option} is set by this command, not after the --: {_OURS[option]}.")

@@ -38,6 +38,7 @@ class Happened(msgspec.Struct, kw_only=True, omit_defaults=True):
     total_s: float | None = None
     longest_gap_s: float | None = None  # between two pieces of a stream
     prompt_tokens: int = 0
+    cached_tokens: int | None = None  # of the prompt, found by the worker that answered before any transfer
     completion_tokens: int = 0  # of all choices
     num_choices: int = 1  # asked for, of all prompts together
     continued_at: list[int] = []  # tokens generated before each continuation on another worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tollbridge.deploy.render.site import EVENTS_PORT, HTTP_PORT, SECRET_KEY, UCX_PORTS, Manifest, Role, Site
-from tollbridge.vllm.launch import VllmWorker, command
+from tollbridge.vllm.launch import VllmWorker, command, transfer_options
 
 CACHE = "/models"
 HOME = "/home/worker"
@@ -42,6 +42,7 @@ def _vllm(site: Site, role: Role) -> Engine:
         events_port=EVENTS_PORT,
         served_model_name=site.cluster.model,
         media=site.deploy.connector,
+        transfer=transfer_options(site.cluster.transfer),
         python="python3",
         extra_args=_flags(site, role),
     )
