@@ -76,14 +76,12 @@ class RouterMetrics:
         self.chunks = self._counter("relayed_chunks", "Pieces of streams written to clients.")
         self.ttft = self._histogram(
             "time_to_first_token_seconds",
-            "Wait for a place, and from the decision to the first relayed event or whole answer.",
+            "Decision to first event or whole answer, and the wait for a place.",
         )
         self.longest_gap = self._histogram(
             "longest_gap_seconds", "Longest time between two pieces of a stream.", buckets=_GAP_BUCKETS
         )
-        self.duration = self._histogram(
-            "request_duration_seconds", "Wait for a place, and from the decision to the end."
-        )
+        self.duration = self._histogram("request_duration_seconds", "Decision to end, and the wait for a place.")
         self.queue = Histogram(
             "tollbridge_router_queue_seconds",
             "Wait for a place among the requests in flight.",
