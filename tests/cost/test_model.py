@@ -4,7 +4,7 @@ import pytest
 
 from tollbridge.config.calibration import Calibration, EngineCalibration, LinkCalibration, PrefillFit
 from tollbridge.cost.habits import Average, OutputLengths, Rate
-from tollbridge.cost.model import CostModel
+from tollbridge.cost.model import DEFAULT_KV_BYTES, CostModel
 
 SEED = Calibration(
     engines={"p0": EngineCalibration(prefill=PrefillFit(alpha_s=0.01, beta_s_per_token=1e-3))},
@@ -85,7 +85,7 @@ def test_requests_with_bounds_alike_have_answers_alike() -> None:
 def test_kv_weighs_what_its_sender_says_times_what_the_wire_made_of_it() -> None:
     """Two models behind one router, both sent as fp8: the one's reports are no price of the other's tokens."""
     cost = CostModel()
-    assert (cost.kv_bytes(0.0), cost.kv_bytes(1000.0)) == (0.0, 1000.0)
+    assert (cost.kv_bytes(0.0), cost.kv_bytes(1000.0)) == (DEFAULT_KV_BYTES, 1000.0)
     for _ in range(50):
         cost.weighed(500.0, 1000.0)
         cost.weighed(2000.0, 4000.0)

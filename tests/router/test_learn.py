@@ -225,6 +225,20 @@ def test_it_does_so_where_nobody_knows_the_prefill_either(context: Context) -> N
     assert context.learner.cost.link("hp", "hd").goodput_bytes_per_s == pytest.approx(10e6, rel=0.01)
 
 
+def test_a_stock_connector_never_says_what_kv_weighs_and_ours_soon_does() -> None:
+    """A guess cancels out of prices as long as it stays the same; ours would mix it with the truth."""
+    config = ClusterConfig(model="not/here", workers=WORKERS)
+    context = make_context(config, b"a secret for tests only", clock=ManualClock())
+    stream_split(context, after_s=1.0)
+    assert not context.learner.cost.link("hp", "hd").known
+    for name in ("p0", "d0"):
+        worker = context.fleet[name]
+        worker.config = msgspec.structs.replace(worker.config, connector="nixl")
+    stream_split(context, after_s=1.0)
+    link, cost = context.learner.cost.link("hp", "hd"), context.learner.cost
+    assert 1000 * cost.kv_bytes(0.0) / link.goodput_bytes_per_s == pytest.approx(1.0, rel=0.01)
+
+
 def test_nothing_is_learnt_from_kv_that_nobody_saw_arrive(vllm: Context) -> None:
     stream_split(vllm, after_s=1.0, verified=False)
     assert not vllm.learner.cost.link("hp", "hd").known

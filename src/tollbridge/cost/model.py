@@ -14,6 +14,7 @@ from tollbridge.cost.habits import Average, OutputLengths, Rate
 from tollbridge.cost.link import LinkModel
 
 DEFAULT_OUTPUT_TOKENS = 128.0
+DEFAULT_KV_BYTES = 131_072.0  # of a token of Llama-3.1-8B in bfloat16
 MAX_LINKS = 1024  # that are kept although their hosts may be gone
 RATE_WINDOW_S = 30.0
 
@@ -106,8 +107,12 @@ class CostModel:
             self.wire_factor.add(bytes_per_token / stated)
 
     def kv_bytes(self, stated: float) -> float:
-        """Return what the KV of a token of such a sender weighs on the wire, 0: nobody knows."""
-        return stated * self.wire_factor.value(1.0) if stated else self.wire_bytes_per_token.value(0.0)
+        """Return what the KV of a token of such a sender weighs on the wire.
+
+        Where nobody says (vLLM's own connectors, without the model's folder), a guess has to do: links are measured in
+        the same bytes, so it cancels out of every price over a link that was not stated.
+        """
+        return stated * self.wire_factor.value(1.0) if stated else self.wire_bytes_per_token.value(DEFAULT_KV_BYTES)
 
     def started(self, now_s: float) -> None:
         """Note that a request arrived."""

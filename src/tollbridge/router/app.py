@@ -16,7 +16,6 @@ from tollbridge.config.cluster import ClusterConfig
 from tollbridge.cost.model import CostModel
 from tollbridge.discovery.base import Discovery
 from tollbridge.discovery.make import make_discovery
-from tollbridge.engine.store import DEFAULT_MODEL
 from tollbridge.errors import TollbridgeError
 from tollbridge.obs.tracing import NoTracer, Tracer, trace_of
 from tollbridge.policy import registry
@@ -76,8 +75,7 @@ def make_context(
     fleet = Fleet(
         cluster.workers if cluster.lists_workers else (),
         clock=clock,
-        # By default the model is that of the embedded engine, whose workers say it themselves; others serve another.
-        kv_bytes_per_token=0.0 if cluster.model == DEFAULT_MODEL else kv_bytes_per_token(folder, cluster.dtype),
+        kv_bytes_per_token=kv_bytes_per_token(folder, cluster.dtype),
     )
     admission = Admission(
         tenants.weights,

@@ -309,6 +309,8 @@ class Lesson:
         if not happened.split_verified or not self._prefilled_at_s or not self._first_at_s or happened.ttft_s is None:
             return None
         terms, view = self._decision.terms, self._learner.fleet.view_of(self._workers[self._decision.prefill or ""])
+        if not view.kv_bytes_per_token and view.connector == "tollbridge":
+            return None  # its metrics will say what a token weighs: no guess before
         num_tokens = (happened.prompt_tokens or terms.get("prompt_tokens", 0.0)) - 1
         num_tokens -= terms.get("decode_cached_tokens", 0.0)
         num_bytes = num_tokens * self._learner.cost.kv_bytes(view.kv_bytes_per_token)
