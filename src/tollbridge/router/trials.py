@@ -113,7 +113,7 @@ class Trials:
         past, num_before = self._past.setdefault(hosts, _Past(next_s=0.0)), link.num_observations
         error = await self._climb(prefill, decode, link, past)
         if not error and link.num_observations == num_before:
-            error = "The transfer said nothing about the link: perhaps nobody has said yet what the KV of a token weighs."
+            error = "The transfer said nothing about the link: perhaps what KV weighs is not known yet."
         here = {worker.config.host for worker in context.fleet}
         self._past = {pair: past for pair, past in self._past.items() if here >= set(pair)}
         past.num_failed = past.num_failed + 1 if error else 0
