@@ -69,9 +69,9 @@ class Spring(asyncio.Protocol):
 
     def _answer(self, path: bytes) -> None:
         models = {"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 1 << 20}]}
-        body = json.dumps(models if path == b"/v1/models" else {}).encode()
-        status = b"404 Not Found" if path == b"/tollbridge/status" else b"200 OK"
-        head = b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (status, len(body))
+        status = {"incarnation": "canned"}  # what makes it an embedded worker to a router
+        body = json.dumps({b"/v1/models": models, b"/tollbridge/status": status}.get(path, {})).encode()
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
         self._transport.write(head + body)
 
 

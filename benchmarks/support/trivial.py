@@ -74,7 +74,7 @@ class Trivial(asyncio.Protocol):
         if path == b"/v1/models":
             return _json({"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 4096}]})
         if path == b"/tollbridge/status":
-            return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
+            return _json({"incarnation": "canned"})  # what makes it an embedded worker to a router
         if b"completions" not in path:
             return _json({})
         if b'"stream":true' not in body and b'"stream": true' not in body:
