@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.support.router_rig import rig
 from tests.support.stub_worker import StubWorker
 from tollbridge.clock import ManualClock
+from tollbridge.config.calibration import Calibration, LinkCalibration
 from tollbridge.config.cluster import ClusterConfig, LinkConfig, WorkerConfig
 from tollbridge.router.app import make_context
 from tollbridge.router.context import Context
@@ -370,3 +372,12 @@ def test_what_was_cached_after_all_is_taken_from_the_answer(context: Context) ->
     for _ in range(10):
         teach(context, decision("local", prompt_tokens=1000, cached_tokens=900), said)
     assert engine.prefill_s(100, 0, 2048) == pytest.approx(0.1, rel=0.1)
+
+
+def test_a_calibration_under_names_that_nobody_has_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "calibration.json"
+    links = {pair: LinkCalibration(goodput_bytes_per_s=1e8) for pair in ("hp>hd", "node-a>hd")}
+    file.write_bytes(msgspec.json.encode(Calibration(links=links)))
+    config = ClusterConfig(workers=WORKERS, calibration=str(file))
+    assert make_context(config, b"a secret for tests only", clock=ManualClock()).learner.cost.link("hp", "hd").known
+    assert "link node-a>hd; workers are d0, p0 on hd, hp" in caplog.text

@@ -127,6 +127,11 @@ def test_the_section_transfer_of_a_cluster_file_reaches_the_connector() -> None:
     assert transfer_options(TransferConfig()) == {}
 
 
+def test_what_a_stock_connector_does_not_heed_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"\(media\), which vLLM's own connector nixl does not heed"):
+        launch(media="nixl", transfer=transfer_options(TransferConfig(media="tcp")))
+
+
 def test_what_blinds_the_router_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--disable-log-stats takes away the metrics .*: leave it out\."):
         launch(extra_args=["--disable_log_stats"])

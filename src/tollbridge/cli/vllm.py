@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
@@ -122,21 +122,10 @@ def with_defaults(options: Options, cluster: ClusterConfig | None, name: str | N
         secret_env=(cluster.secret.env if cluster else None) or SecretConfig().env or "",
         threads=options.threads,
         kv_cache_gib=options.kv_cache_gib,
-        transfer=_transfer_of(cluster, media),
+        transfer=transfer_options(cluster.transfer) if cluster is not None else {},
         allow_untested=options.allow_untested_vllm,
         python=options.python,
     )
-
-
-def _transfer_of(cluster: ClusterConfig | None, media: Media) -> dict[str, Any]:
-    """Return what the cluster file says of transfers; ConfigError where a stock connector would not heed it."""
-    given = transfer_options(cluster.transfer) if cluster is not None else {}
-    if given and media != "tollbridge":
-        raise ConfigError(
-            f"the cluster file has a section `transfer` ({', '.join(sorted(given))}), which vLLM's own connector "
-            f"{media} does not heed: leave it out, or use the connector tollbridge."
-        )
-    return given
 
 
 def _kv_of(worker: WorkerConfig, media: Media) -> Address | None:

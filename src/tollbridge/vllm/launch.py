@@ -75,6 +75,7 @@ class Command:
 def command(worker: VllmWorker, environ: Mapping[str, str]) -> Command:
     """Return argv and environment of `worker`, whose parent has `environ`; ConfigError when nobody could dial it."""
     _require_routable(worker)
+    _require_heeded(worker)
     _require_ours(worker.extra_args)
     argv = [
         worker.python, "-m", MODULE,
@@ -181,6 +182,15 @@ def _is_service_link(key: str, value: str) -> bool:
 def _require_routable(worker: VllmWorker) -> None:
     if is_wildcard(worker.kv_host) and worker.media != "tollbridge":
         raise ConfigError(f"kv_host {worker.kv_host} is no address that another worker could dial: name one.")
+
+
+def _require_heeded(worker: VllmWorker) -> None:
+    if worker.transfer and worker.media != "tollbridge":
+        given = ", ".join(sorted(worker.transfer))
+        raise ConfigError(
+            f"the cluster file has a section `transfer` ({given}), which vLLM's own connector {worker.media} does not "
+            "heed: leave it out, or use the connector tollbridge."
+        )
 
 
 def _require_ours(extra_args: Sequence[str]) -> None:

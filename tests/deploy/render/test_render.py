@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tollbridge.config.cluster import ClusterConfig
+from tollbridge.config.cluster import ClusterConfig, TransferConfig
 from tollbridge.config.load import load
 from tollbridge.deploy.lint.judge import judge
 from tollbridge.deploy.manifest import base, to_yaml
@@ -199,3 +199,9 @@ def test_a_worker_has_time_to_leave() -> None:
         "-m",
         "tollbridge.deploy.drain",
     ]
+
+
+def test_the_section_transfer_reaches_the_pods() -> None:
+    transfer = TransferConfig(bandwidth_cap=1_000_000)
+    rendered = render(msgspec.structs.replace(cluster("1p1d"), transfer=transfer), "deployments", SECRET)
+    assert to_yaml(rendered.objects).count('"bandwidth_cap_bytes_per_s": 1000000') == 2
